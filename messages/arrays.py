@@ -19,7 +19,7 @@ def _to_wire(array: NDArray[Any]) -> dict[str, Any]:
     return {
         "d": array.dtype.str,
         "s": [array.shape[0]],
-        "b": memoryview(array).cast("B") if array.size else b"",
+        "b": array.data.cast("B") if array.size else b"",
     }
 
 
@@ -32,9 +32,7 @@ def _from_wire(value: Mapping[str, Any], dtype: np.dtype[Any]) -> NDArray[Any]:
     if not isinstance(shape, list | tuple) or len(shape) != 1 or not isinstance(shape[0], int):
         raise ValueError(f"array shape {shape!r}, expected one dimension")
     if shape[0] * dtype.itemsize != len(buffer):
-        raise ValueError(
-            f"array of {shape[0]} x {dtype.itemsize} bytes, but the buffer has {len(buffer)} bytes"
-        )
+        raise ValueError(f"array of {shape[0]} x {dtype.itemsize} bytes, but the buffer has {len(buffer)} bytes")
     return np.frombuffer(buffer, dtype=dtype)
 
 

@@ -51,9 +51,7 @@ def decode(schema_header: str | None, payload: bytes) -> list[Record]:
     except Exception as error:  # msgpack raises a dozen unrelated classes on hostile bytes
         raise MalformedPayload(f"payload of {len(payload)} bytes is not msgpack: {error}") from error
     if not isinstance(items, list) or not items:
-        raise MalformedPayload(
-            f"payload is {type(items).__name__}, expected a non-empty list of {record.schema_name}"
-        )
+        raise MalformedPayload(f"payload is {type(items).__name__}, expected a non-empty list of {record.schema_name}")
     try:
         return [record.model_validate(item) for item in items]
     except ValidationError as error:

@@ -33,13 +33,9 @@ class Batch(Record):
 
     id: Identifier
     number: int = Field(ge=1, description="1, 2, 3, ... over the life of the run")
-    version: int = Field(
-        ge=0, description="weight version it was composed for (the one it will be applied to)"
-    )
+    version: int = Field(ge=0, description="weight version it was composed for (the one it will be applied to)")
     experiences: tuple[Experience, ...] = Field(min_length=1)
-    traceparents: tuple[str, ...] = Field(
-        default=(), description="W3C contexts of its groups, for the step's links"
-    )
+    traceparents: tuple[str, ...] = Field(default=(), description="W3C contexts of its groups, for the step's links")
 
 
 class DomainStep(Value):
@@ -119,18 +115,14 @@ class Outcome(Record):
     reward_mean: float | None = None
     pass_rate_mean: float | None = None
     epoch: int = Field(default=0, ge=0)
-    version: int = Field(
-        default=0, ge=0, description="version that trained it, or newest known when it ended"
-    )
+    version: int = Field(default=0, ge=0, description="version that trained it, or newest known when it ended")
     lag: int | None = Field(default=None, description="version trained on minus its oldest token's version")
     actor: str = Field(description="kind of actor that decided")
 
     @model_validator(mode="after")
     def _reason_fits_status(self) -> Self:
         if (self.status is OutcomeStatus.DROPPED) != (self.reason is not None):
-            raise ValueError(
-                f"status {self.status.value} with reason {self.reason}: exactly a drop has a reason"
-            )
+            raise ValueError(f"status {self.status.value} with reason {self.reason}: exactly a drop has a reason")
         return self
 
 
@@ -144,14 +136,10 @@ class Evaluation(Record):
     version: int = Field(ge=0)
     domain: Name
     n_tasks: int = Field(ge=0)
-    n_errors: int = Field(
-        default=0, ge=0, description="samples whose check failed for our reasons; not in the scores"
-    )
+    n_errors: int = Field(default=0, ge=0, description="samples whose check failed for our reasons; not in the scores")
     samples_per_task: int = Field(ge=0)
     sampled_accuracy: float | None = Field(default=None, description="mean score of samples at temperature 1")
     greedy_accuracy: float | None = Field(default=None, description="mean score of the greedy answer")
-    full: bool = Field(
-        description="every held-out task of the domain, or a share of them while training goes on"
-    )
+    full: bool = Field(description="every held-out task of the domain, or a share of them while training goes on")
     seconds: float = Field(ge=0)
     finished_s: float = Field(description="Unix time")

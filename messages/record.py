@@ -23,9 +23,7 @@ _SCHEMA_HEADER = re.compile(r"^([a-z_]+)/(\d+)$")
 class Record(BaseModel):
     """One typed message. Immutable; an unknown field is ignored (it comes from a newer peer), a missing one is an error."""
 
-    model_config = ConfigDict(
-        frozen=True, extra="ignore", ser_json_inf_nan="constants", arbitrary_types_allowed=True
-    )
+    model_config = ConfigDict(frozen=True, extra="ignore", ser_json_inf_nan="constants", arbitrary_types_allowed=True)
 
     schema_name: ClassVar[str] = ""
     schema_version: ClassVar[int] = 1
@@ -61,9 +59,7 @@ def record_type(header: str | None) -> type[Record]:
     if record is None:
         raise UnknownSchema(f"schema {name!r} is not known here; known: {', '.join(sorted(SCHEMAS))}")
     if version != record.schema_version:
-        raise UnknownSchema(
-            f"schema {header!r} is not readable here; this release reads {record.schema_header()!r}"
-        )
+        raise UnknownSchema(f"schema {header!r} is not readable here; this release reads {record.schema_header()!r}")
     return record
 
 

@@ -36,9 +36,7 @@ class Rollout(Record):
     n: int = Field(ge=1, description="samples of the group")
     prompt_ids: Int32Array = Field(description="token ids of the prompt, shape (p,)")
     token_ids: Int32Array = Field(description="sampled token ids, shape (n,)")
-    logprobs: Float32Array = Field(
-        description="behaviour log-probs of the sampling distribution, natural, shape (n,)"
-    )
+    logprobs: Float32Array = Field(description="behaviour log-probs of the sampling distribution, natural, shape (n,)")
     loss_mask: MaskArray = Field(description="1 where a token is trained, shape (n,)")
     versions: Int32Array = Field(description="weight version that sampled each token, shape (n,)")
     epoch: int = Field(ge=0, description="the oldest weight epoch of its tokens")
@@ -58,9 +56,7 @@ class Rollout(Record):
                 raise ValueError(f"{name} has {found} entries, token_ids has {n}")
         if n and not np.isfinite(self.logprobs).all():
             at = int(np.flatnonzero(~np.isfinite(self.logprobs))[0])
-            raise ValueError(
-                f"logprobs[{at}] is {self.logprobs[at]}: a log-prob must be finite, it is never guessed"
-            )
+            raise ValueError(f"logprobs[{at}] is {self.logprobs[at]}: a log-prob must be finite, it is never guessed")
         if self.index >= self.n:
             raise ValueError(f"index {self.index} in a group of {self.n}")
         return self
@@ -92,9 +88,7 @@ class Verdict(Record):
 
     rollout: Rollout
     status: VerdictStatus
-    pass_rate: float | None = Field(
-        ge=0, le=1, description="share of checks passed; None for an infrastructure error"
-    )
+    pass_rate: float | None = Field(ge=0, le=1, description="share of checks passed; None for an infrastructure error")
     scores: dict[str, float] = Field(default_factory=dict, description="score per objective")
     log: str = Field(default="", max_length=4096)
     seconds: float = Field(ge=0, description="time the check took")

@@ -54,9 +54,7 @@ class Task(Record):
     answer: str | None = None
     level: int = Field(default=0, ge=0)
     split: Split = "train"
-    max_tokens: int | None = Field(
-        default=None, ge=1, description="tokens per sample at most, if below the run's own"
-    )
+    max_tokens: int | None = Field(default=None, ge=1, description="tokens per sample at most, if below the run's own")
     metadata: dict[str, Any] = Field(default_factory=dict)
 
 
@@ -75,7 +73,5 @@ class Turn(Record):
     messages: tuple[ChatMessage, ...] = Field(min_length=1)
     n: int = Field(ge=1, le=4096, description="samples of the group")
     sampling: Sampling
-    deadline_s: float | None = Field(
-        default=None, gt=0, description="seconds a sample may take from its start"
-    )
+    deadline_s: float | None = Field(default=None, gt=0, description="seconds a sample may take from its start")
     admitted_version: int = Field(ge=0, description="weight version when the curriculum admitted the group")

@@ -88,9 +88,7 @@ TASKS = Topic(
     max_per_subject=1, deduplicate_s=1,
 )  # fmt: skip
 TURNS = Topic("turns", Turn, "DOMAIN", Retention.WORK, 256 * MIB, ("curriculum",), ("generator",))
-ROLLOUTS = Topic(
-    "rollouts", Rollout, "DOMAIN", Retention.WORK, 1 * GIB, ("generator",), ("verifier",), ack_wait_s=30
-)
+ROLLOUTS = Topic("rollouts", Rollout, "DOMAIN", Retention.WORK, 1 * GIB, ("generator",), ("verifier",), ack_wait_s=30)
 VERDICTS = Topic("verdicts", Verdict, "DOMAIN", Retention.WORK, 1 * GIB, ("verifier",), ("reward",))
 EXPERIENCES = Topic(
     "experiences", Experience, "DOMAIN", Retention.WORK, 2 * GIB, ("reward",), ("replay",), ack_wait_s=30
