@@ -1,11 +1,12 @@
-"""What a run file may say: every section and field with its unit, its default and its bounds. Nothing else is accepted.
+"""What a run file may say: every section and field with its unit, default and bounds. Nothing else is accepted.
 
-The actors' own sections are classes of the actors room; they are named here by dotted path and imported when a run file is
-read, so this module knows no actor and imports no torch. Reading a file is :mod:`runtime.runfile`'s job.
+The actors' own sections are classes of the actors room, found by dotted path when a run file is read, so this module
+knows no actor and imports no torch. Reading a file is :mod:`runtime.runfile`'s job.
 """
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, SerializeAsAny, StringConstraints
@@ -44,9 +45,7 @@ class ActorSection(Section):
 class RunSection(Section):
     """What the run is called and when it ends."""
 
-    name: Name = Field(
-        description="name of the run: a-z, 0-9, '-' and '_'; names its folder and its subjects on the bus"
-    )
+    name: Name = Field(description="name of its folder and of its subjects on the bus: a-z, 0-9, '-' and '_'")
     dir: str = Field(default="runs", min_length=1, description="folder of run folders, relative to where you stand")
     seed: int = Field(default=0, ge=0, description="seed of everything that is drawn; another seed is another run")
     max_steps: int = Field(default=0, ge=0, description="stop at this weight version; 0 runs until stopped")
@@ -56,7 +55,7 @@ class RunSection(Section):
     )
     trust_code: bool = Field(
         default=False,
-        description="allow `python` verifiers: they run your function unsandboxed in the verifier process",
+        description="allow `python` verifiers, which run your function unsandboxed in the verifier",
     )
 
 
@@ -73,7 +72,7 @@ class BusSection(Section):
     sync: str = Field(
         default="2m",
         pattern=r"^(always|[1-9]\d*(ms|s|m|h))$",
-        description="how often the embedded server syncs to disk; 'always' survives a power cut and is ten times slower",
+        description="time between syncs of the embedded server to disk; 'always' survives a power cut, 10x slower",
     )
     credentials: str | None = Field(
         default=None, description="JSON file {kind: {user, password}} for an external bus; none connects without"
@@ -184,3 +183,14 @@ class RunConfig(Section):
     def counts(self) -> dict[str, int]:
         """Processes per actor kind."""
         return {kind: self.section(kind).count for kind in ACTOR_KINDS}
+
+
+def load(path: Path | str) -> RunConfig:
+    """Read and check a run file; see :func:`runtime.runfile.load`.
+
+    Raises:
+        ConfigError: it can not be used as it is; the message is one line.
+    """
+    from runtime.runfile import load as read  # it needs the classes above
+
+    return read(path)
