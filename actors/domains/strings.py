@@ -1,0 +1,46 @@
+"""String manipulation: one named operation on one short random word."""
+
+from __future__ import annotations
+
+import string
+from collections.abc import Callable
+from random import Random
+from typing import ClassVar
+
+from actors.domains.domain import Domain, Problem
+
+_OPERATIONS: dict[str, Callable[[str], str]] = {
+    "Reverse": lambda word: word[::-1],
+    "Sort the letters of": lambda word: "".join(sorted(word)),
+    "Write in capitals": str.upper,
+    "Drop the first letter of": lambda word: word[1:],
+    "Swap the first and last letter of": lambda word: word[-1] + word[1:-1] + word[0],
+    "Remove the vowels from": lambda word: "".join(c for c in word if c not in "aeiou"),
+}
+
+
+class Strings(Domain):
+    """``Reverse: abcd``; a higher level has longer words."""
+
+    name = "strings"
+    n_levels: ClassVar[int] = 3
+    phrases = tuple(f"{operation}: " for operation in _OPERATIONS)
+
+    def problem(self, rng: Random, level: int) -> Problem:
+        """Draw an operation and a word of 3 to 6 letters (two more for each level)."""
+        operation = rng.choice(list(_OPERATIONS))
+        length = rng.randint(3 + 2 * level, 6 + 2 * level)
+        # Few different letters and at least one consonant: sorting meets ties, and no answer is empty.
+        letters = "aeiou" + "".join(rng.sample("bcdfghklmnprst", 6))
+        word = "".join(rng.choice(letters) for _ in range(length - 1)) + rng.choice(letters[5:])
+        return Problem(
+            prompt=f"{operation}: {word}\n",
+            answer=_OPERATIONS[operation](word),
+            metadata={"operation": operation, "word": word},
+        )
+
+    def mistake(self, answer: str, rng: Random) -> str:
+        """Slip in a letter, or answer a short word where nothing else is wrong."""
+        if len(answer) == 1:
+            return rng.choice([c for c in string.ascii_lowercase if c != answer])
+        return super().mistake(answer, rng)
