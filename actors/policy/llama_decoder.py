@@ -1,0 +1,247 @@
+"""The Llama family (llama, mistral, qwen2, qwen3) with a third of the operations of the library's forward pass.
+
+Promise: the same logits as the model's own forward() in the same weights. Query, key and value projections live in one
+matrix, gate and up in another; the model's parameters become views of these, so writing a parameter is all that a
+weight update takes. Rotary tables are computed once; residual adds ride on the projections; decode attention is two
+batched products over the used columns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from transformers import PreTrainedModel
+
+from actors.policy.decoder import positions_of
+from actors.policy.kv_cache import KVCache, LayerKV
+
+_FAMILY = {
+    "llama": "LlamaForCausalLM",
+    "mistral": "MistralForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+}
+_STATIC_ROPES = {"default", "linear", "llama3", "yarn"}
+_Attend = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+def why_not_llama(model: PreTrainedModel) -> str:
+    """Say why this module cannot run the model, or return the empty string when it can."""
+    config = model.config
+    kind = getattr(config, "model_type", "?")
+    if _FAMILY.get(kind) != type(model).__name__:
+        return f"{type(model).__name__} ({kind}) is none of {', '.join(_FAMILY.values())}"
+    if any(name != "full_attention" for name in getattr(config, "layer_types", None) or []):
+        return "some layers do not use full attention"
+    if getattr(config, "sliding_window", None) is not None and not getattr(config, "layer_types", None):
+        return f"sliding_window is {config.sliding_window}"
+    rope = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
+    if rope not in _STATIC_ROPES:
+        return f"rotary type {rope} changes with the length"
+    for layer in model.model.layers:
+        for linear in (*_attention_linears(layer), *_mlp_linears(layer)):
+            if type(linear) is not nn.Linear:
+                return f"a projection is a {type(linear).__name__}, not a plain Linear"
+    return ""
+
+
+def _attention_linears(layer: Any) -> list[nn.Linear]:
+    attention = layer.self_attn
+    return [attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj]
+
+
+def _mlp_linears(layer: Any) -> list[nn.Linear]:
+    return [layer.mlp.gate_proj, layer.mlp.up_proj, layer.mlp.down_proj]
+
+
+@dataclass(frozen=True, slots=True)
+class _Layer:
+    """One block's weights: qkv [(hq + 2 hkv) d, h], out [h, hq d], gate_up [2 f, h], down [h, f]."""
+
+    norm_1: torch.Tensor
+    norm_2: torch.Tensor
+    eps: float
+    qkv: torch.Tensor
+    qkv_bias: torch.Tensor | None
+    q_norm: torch.Tensor | None
+    k_norm: torch.Tensor | None
+    out: nn.Linear
+    gate_up: torch.Tensor
+    gate_up_bias: torch.Tensor | None
+    down: nn.Linear
+    act: Callable[[torch.Tensor], torch.Tensor]
+
+
+class LlamaDecoder:
+    """Runs one Llama-family model; it takes the model over (its projections become views of fused ones)."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        config = model.config
+        self._model = model
+        self._heads = int(config.num_attention_heads)
+        self._kv_heads = int(config.num_key_value_heads)
+        self._size = int(getattr(config, "head_dim", None) or config.hidden_size // self._heads)
+        self._scale = self._size**-0.5
+        self._embed: nn.Embedding = model.model.embed_tokens
+        self._norm: Any = model.model.norm
+        self._head: nn.Linear = model.lm_head
+        with torch.no_grad():
+            self._layers = [_fuse(layer) for layer in model.model.layers]
+        self._cos = self._sin = torch.zeros(0)
+        self._extend_rope(256)
+
+    def prefill(self, tokens: torch.Tensor, valid: torch.Tensor | None) -> tuple[torch.Tensor, list[LayerKV]]:
+        """See Decoder.prefill. The last block runs beyond its keys and values for the last token alone."""
+        b, p = tokens.shape
+        mask = None if valid is None else _prefill_mask(valid)
+        kv: list[LayerKV] = []
+        final = len(self._layers) - 1
+
+        def attend(layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+            q, k, v = (x.reshape(b, p, -1, self._size).transpose(1, 2) for x in (q, k, v))
+            kv.append((k, v))
+            seen, causal = mask, mask is None
+            if layer == final:
+                q, seen, causal = q[:, :, -1:], None if mask is None else mask[:, :, -1:], False
+            gqa = self._heads != self._kv_heads
+            out = F.scaled_dot_product_attention(
+                q, k, v, attn_mask=seen, is_causal=causal, scale=self._scale, enable_gqa=gqa
+            )
+            return out.transpose(1, 2).reshape(b * q.shape[2], -1)
+
+        x = self._blocks(tokens.reshape(-1), positions_of(tokens, valid).reshape(-1), p, attend)
+        return self._logits(x), kv
+
+    def decode(self, tokens: torch.Tensor, positions: torch.Tensor, cache: KVCache) -> torch.Tensor:
+        """See Decoder.decode."""
+        n, kv_heads = cache.n, self._kv_heads
+        group = self._heads // kv_heads
+        bias = cache.bias()[:, None, None]
+        width = bias.shape[-1]
+        empty = bias.new_zeros(())
+
+        def attend(layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+            keys, values = cache.append(layer, k, v)
+            q = q.reshape(n * kv_heads, group, self._size)
+            scores = torch.baddbmm(empty, q, keys.flatten(0, 1).transpose(1, 2), beta=0, alpha=self._scale)
+            weights = _softmax(scores.view(n, kv_heads, group, width).add_(bias))
+            return torch.bmm(weights.view(n * kv_heads, group, width), values.flatten(0, 1)).view(n, -1)
+
+        return self._logits(self._blocks(tokens, positions, cache.used + 1, attend))
+
+    def _blocks(self, tokens: torch.Tensor, positions: torch.Tensor, reach: int, attend: _Attend) -> torch.Tensor:
+        """Run all blocks over flat tokens [t] at positions [t] < reach; return hidden states [t, h].
+
+        In the last block `attend` may return a row for every sequence's last token alone; so does this, then.
+        """
+        if reach > self._cos.shape[0]:
+            self._extend_rope(reach)
+        cos = self._cos.index_select(0, positions)
+        sin = self._sin.index_select(0, positions)
+        rotated = self._heads + self._kv_heads
+        x = F.embedding(tokens, self._embed.weight)
+        for index, layer in enumerate(self._layers):
+            h = _rms_norm(x, layer.norm_1, layer.eps)
+            qkv = F.linear(h, layer.qkv, layer.qkv_bias).view(x.shape[0], -1, self._size)
+            qk = qkv[:, :rotated]
+            if layer.q_norm is not None and layer.k_norm is not None:
+                q = _rms_norm(qk[:, : self._heads], layer.q_norm, layer.eps)
+                qk = torch.cat((q, _rms_norm(qk[:, self._heads :], layer.k_norm, layer.eps)), 1)
+            qk = _rotate(qk, cos, sin)
+            mixed = attend(index, qk[:, : self._heads], qk[:, self._heads :], qkv[:, rotated:])
+            if len(mixed) != len(x):
+                x = x.view(len(mixed), -1, x.shape[-1])[:, -1]
+            x = _project(x, mixed, layer.out)
+            h = _rms_norm(x, layer.norm_2, layer.eps)
+            gate, up = F.linear(h, layer.gate_up, layer.gate_up_bias).chunk(2, dim=-1)
+            x = _project(x, layer.act(gate).mul_(up), layer.down)
+        return x
+
+    def _logits(self, x: torch.Tensor) -> torch.Tensor:
+        x = _rms_norm(x, self._norm.weight, self._norm.variance_epsilon)
+        return F.linear(x, self._head.weight, self._head.bias)
+
+    def _extend_rope(self, reach: int) -> None:
+        """Tabulate cos and signed sin [positions, 1, size] from the model's own rotary module."""
+        size = 1 << max(reach - 1, 1).bit_length()
+        weight = self._embed.weight
+        positions = torch.arange(size, device=weight.device)[None]
+        cos, sin = self._model.model.rotary_emb(weight.new_zeros(1), positions)
+        sin = sin[0].clone()
+        sin[:, : self._size // 2].neg_()
+        self._cos, self._sin = cos[0][:, None].contiguous(), sin[:, None].contiguous()
+
+
+def _fuse(layer: Any) -> _Layer:
+    """Lay the block's parallel projections into one matrix each and make the parameters views of it."""
+    q, k, v, out = _attention_linears(layer)
+    gate, up, down = _mlp_linears(layer)
+    attention = layer.self_attn
+    qkv, qkv_bias = _share_matrix([q, k, v])
+    gate_up, gate_up_bias = _share_matrix([gate, up])
+    q_norm, k_norm = getattr(attention, "q_norm", None), getattr(attention, "k_norm", None)
+    return _Layer(
+        norm_1=layer.input_layernorm.weight,
+        norm_2=layer.post_attention_layernorm.weight,
+        eps=layer.input_layernorm.variance_epsilon,
+        qkv=qkv,
+        qkv_bias=qkv_bias,
+        q_norm=None if q_norm is None else q_norm.weight,
+        k_norm=None if k_norm is None else k_norm.weight,
+        out=out,
+        gate_up=gate_up,
+        gate_up_bias=gate_up_bias,
+        down=down,
+        act=layer.mlp.act_fn,
+    )
+
+
+def _share_matrix(linears: list[nn.Linear]) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Concatenate the linears' weights (and biases) and point their parameters into the result."""
+    weight = torch.cat([linear.weight.data for linear in linears])
+    biases = [linear.bias.data for linear in linears if linear.bias is not None]
+    bias = torch.cat(biases) if biases else None
+    first = 0
+    for linear in linears:
+        last = first + linear.out_features
+        linear.weight.data = weight[first:last]
+        if bias is not None:
+            linear.bias.data = bias[first:last]
+        first = last
+    return weight, bias
+
+
+def _rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """Root-mean-square norm over the last dimension (Zhang and Sennrich 2019)."""
+    return F.rms_norm(x, (x.shape[-1],), weight, eps)
+
+
+def _rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """Rotary embedding of [t, heads, size]; sin carries the sign of its half (Su et al. 2021)."""
+    half = x.shape[-1] // 2
+    swapped = x.view(*x.shape[:-1], 2, half).flip(-2).flatten(-2)
+    return torch.mul(x, cos).addcmul_(swapped, sin)
+
+
+def _project(residual: torch.Tensor, x: torch.Tensor, linear: nn.Linear) -> torch.Tensor:
+    """residual + linear(x), as one product."""
+    total = torch.addmm(residual, x, linear.weight.t())
+    return total if linear.bias is None else total.add_(linear.bias)
+
+
+def _softmax(scores: torch.Tensor) -> torch.Tensor:
+    """Softmax in float32, back in the scores' dtype."""
+    return torch.softmax(scores, dim=-1, dtype=torch.float32).to(scores.dtype)
+
+
+def _prefill_mask(valid: torch.Tensor) -> torch.Tensor:
+    """Causal and unpadded, bool [b, 1, p, p]; padding sees itself, for a row that sees nothing is NaN."""
+    p = valid.shape[1]
+    causal = torch.ones(p, p, dtype=torch.bool, device=valid.device).tril_()
+    itself = torch.eye(p, dtype=torch.bool, device=valid.device)
+    return ((causal & valid[:, None, :]) | itself)[:, None]
