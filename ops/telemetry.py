@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import os
 import socket
-import struct
 import threading
-from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
 from functools import cache
@@ -25,16 +23,28 @@ from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import SpanLimits
 from opentelemetry.sdk.trace import TracerProvider as SdkTracerProvider
-from opentelemetry.sdk.trace.id_generator import IdGenerator
 from opentelemetry.sdk.trace.sampling import ALWAYS_ON, ParentBased, Sampler, TraceIdRatioBased
-from opentelemetry.trace import Link, NoOpTracerProvider, Span, SpanKind, Tracer, TracerProvider
-from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+from opentelemetry.trace import Link, NoOpTracerProvider, Span, SpanKind, Status, StatusCode, Tracer, TracerProvider
 from opentelemetry.util.types import AttributeValue
 
-from messages.topics import Topic
+from messages.topics import BY_NAME
 from ops import semconv
 from ops.exporters import BoundedSpanProcessor, Ledger, TelemetryCounts, metric_exporter, span_exporter
 from ops.metrics import Meters, views
+from ops.propagation import current_traceparent, extract, inject, links_to
+from ops.trace_ids import UrandomIds
+
+__all__ = [
+    "Telemetry",
+    "TelemetryCounts",
+    "TelemetryError",
+    "current_traceparent",
+    "disabled",
+    "extract",
+    "inject",
+    "links_to",
+    "setup",
+]
 
 QUEUE_SIZE = 32_768
 """Spans that may wait for the exporter; the SDK's own 2,048 is gone in a tenth of a second of a fast run."""
@@ -43,7 +53,6 @@ MAX_LINKS = 4096
 FILE_BYTES = 64 << 20
 """Bound of each of the two files of one process."""
 
-_PROPAGATOR = TraceContextTextMapPropagator()
 _ENDPOINT = "OTEL_EXPORTER_OTLP_ENDPOINT"
 
 Attributes = Mapping[str, AttributeValue]
@@ -53,67 +62,12 @@ class TelemetryError(ValueError):
     """A setting of the telemetry that this release can not follow."""
 
 
-class UrandomIds(IdGenerator):
-    """Ids from the operating system: the seeded ``random`` would give every worker of a run the same ones.
-
-    Bits are fetched for many ids at a time, since each system call gives up the interpreter lock; a forked child throws
-    its parent's away.
-    """
-
-    def __init__(self) -> None:
-        self._pool: deque[int] = deque()
-        os.register_at_fork(after_in_child=self._pool.clear)
-
-    def generate_span_id(self) -> int:
-        """64 random bits, not 0."""
-        while True:
-            try:
-                return self._pool.pop()
-            except IndexError:
-                bits = os.urandom(8 * 512)
-                self._pool.extend(filter(None, struct.unpack("<512Q", bits)))
-
-    def generate_trace_id(self) -> int:
-        """128 random bits, not 0."""
-        return self.generate_span_id() << 64 | self.generate_span_id()
-
-    def is_trace_id_random(self) -> bool:
-        """Samplers may rely on the bits; traceparents end in -03 when sampled."""
-        return True
-
-
-def inject(headers: MutableMapping[str, str], context: Context | None = None) -> None:
-    """Put the current (or the given) trace context into headers, as W3C ``traceparent``."""
-    _PROPAGATOR.inject(headers, context)
-
-
-def extract(headers: Mapping[str, str] | None) -> Context:
-    """The trace context in headers; an empty one when there is none or it is malformed."""
-    return _PROPAGATOR.extract(headers or {}, Context())
-
-
-def current_traceparent() -> str | None:
-    """The W3C ``traceparent`` of the current span, to be stored with an item that will be linked to later."""
-    headers: dict[str, str] = {}
-    inject(headers)
-    return headers.get("traceparent")
-
-
-def links_to(traceparents: Iterable[str | None]) -> list[Link]:
-    """Links to the spans that ``traceparents`` name; malformed or absent ones are left out."""
-    found = []
-    for traceparent in traceparents:
-        context = trace_api.get_current_span(extract({"traceparent": traceparent} if traceparent else None))
-        if context.get_span_context().is_valid:
-            found.append(Link(context.get_span_context()))
-    return found
-
-
 @cache
-def destination_template(topic: Topic) -> str:
+def destination_template(topic: str) -> str:
     """Low-cardinality name of a topic's subjects, such as ``busrl.{run}.turns.{domain}``."""
-    key = ".".join(f"{{{token.lower()}}}" for token in topic.key.split("."))
-    return f"busrl.{{run}}.{topic.name}.{key}"
+    known = BY_NAME.get(topic)
+    tokens = known.key.split(".") if known else ["KEY"]
+    return ".".join(("busrl", "{run}", topic, *(f"{{{token.lower()}}}" for token in tokens)))
 
 
 class Telemetry:
@@ -182,63 +136,85 @@ class Telemetry:
     @contextmanager
     def producer_span(
         self,
-        topic: Topic,
-        *,
-        subject: str,
-        headers: MutableMapping[str, str] | None = None,
-        body_bytes: int = 0,
+        topic: str,
+        message_id: str | None,
+        body_bytes: int,
         n_records: int = 1,
-        message_id: str | None = None,
+        *,
+        subject: str | None = None,
         attributes: Attributes | None = None,
     ) -> Iterator[Span]:
-        """The span of publishing one message; ``headers`` receive its context."""
+        """The span of publishing one message; call :meth:`inject` inside to send its context along.
+
+        Args:
+            topic: name of the topic.
+            message_id: its ``Nats-Msg-Id``, if any.
+            body_bytes: size of the payload.
+            n_records: records in the parcel.
+            subject: exact destination.
+            attributes: more of them.
+        """
         found = self._messaging(topic, semconv.OPERATION_PUBLISH, semconv.TYPE_SEND)
-        found[semconv.MESSAGING_DESTINATION_NAME] = subject
-        found[semconv.MESSAGING_MESSAGE_BODY_SIZE] = body_bytes
-        found[semconv.MESSAGING_BATCH_MESSAGE_COUNT] = n_records
-        if message_id is not None:
-            found[semconv.MESSAGING_MESSAGE_ID] = message_id
-        if attributes:
-            found.update(attributes)
-        name = f"{semconv.OPERATION_PUBLISH} {destination_template(topic)}"
+        _fill(found, message_id, body_bytes, n_records, subject, attributes)
+        name = _span_name(semconv.OPERATION_PUBLISH, topic)
         with self.span(name, attributes=found, kind=SpanKind.PRODUCER) as opened:
-            if headers is not None:
-                inject(headers)
             yield opened
 
     @contextmanager
     def consumer_span(
         self,
-        topic: Topic,
-        *,
-        subject: str,
-        headers: Mapping[str, str] | None,
+        topic: str,
+        message_id: str | None,
+        body_bytes: int,
+        context: Context | None,
         subscription: str = "",
-        body_bytes: int = 0,
+        *,
         n_records: int = 1,
-        message_id: str | None = None,
+        subject: str | None = None,
         attributes: Attributes | None = None,
     ) -> Iterator[Span]:
-        """The span of handling one message: child of the context in its headers, and linked to it."""
-        context = extract(headers)
+        """The span of handling one message: child of the context that came with it, and linked to it.
+
+        Args:
+            topic: name of the topic.
+            message_id: its ``Nats-Msg-Id``, if any.
+            body_bytes: size of the payload.
+            context: what :meth:`extract` found in its headers.
+            subscription: name of the durable consumer.
+            n_records: records in the parcel.
+            subject: exact destination.
+            attributes: more of them.
+        """
         sender = trace_api.get_current_span(context).get_span_context()
         found = self._messaging(topic, semconv.OPERATION_PROCESS, semconv.TYPE_PROCESS)
-        found[semconv.MESSAGING_DESTINATION_NAME] = subject
-        found[semconv.MESSAGING_MESSAGE_BODY_SIZE] = body_bytes
-        found[semconv.MESSAGING_BATCH_MESSAGE_COUNT] = n_records
         if subscription:
             found[semconv.MESSAGING_DESTINATION_SUBSCRIPTION_NAME] = subscription
-        if message_id is not None:
-            found[semconv.MESSAGING_MESSAGE_ID] = message_id
-        if attributes:
-            found.update(attributes)
-        name = f"{semconv.OPERATION_PROCESS} {destination_template(topic)}"
+        _fill(found, message_id, body_bytes, n_records, subject, attributes)
+        name = _span_name(semconv.OPERATION_PROCESS, topic)
         links = (Link(sender),) if sender.is_valid else ()
         with self.span(name, context=context, links=links, attributes=found, kind=SpanKind.CONSUMER) as opened:
             yield opened
 
-    def _messaging(self, topic: Topic, operation: str, kind: str) -> dict[str, AttributeValue]:
-        key = (topic.name, operation)
+    @staticmethod
+    def inject(headers: MutableMapping[str, str]) -> None:
+        """Put the current trace context into headers, as W3C ``traceparent``."""
+        inject(headers)
+
+    @staticmethod
+    def extract(headers: Mapping[str, str] | None) -> Context:
+        """The trace context in headers; an empty one when there is none or it is malformed."""
+        return extract(headers)
+
+    @staticmethod
+    def record_error(error: BaseException) -> None:
+        """Mark the current span as failed by an error that is handled here and so does not leave it."""
+        current = trace_api.get_current_span()
+        if current.is_recording():
+            current.set_attribute(semconv.ERROR_TYPE, type(error).__name__)
+            current.set_status(Status(StatusCode.ERROR, f"{type(error).__name__}: {error}"[:1024]))
+
+    def _messaging(self, topic: str, operation: str, kind: str) -> dict[str, AttributeValue]:
+        key = (topic, operation)
         if key not in self._shared:
             self._shared[key] = {
                 semconv.MESSAGING_SYSTEM: semconv.MESSAGING_SYSTEM_NATS,
@@ -247,6 +223,29 @@ class Telemetry:
                 semconv.MESSAGING_DESTINATION_TEMPLATE: destination_template(topic),
             }
         return dict(self._shared[key])
+
+
+def _fill(
+    found: dict[str, AttributeValue],
+    message_id: str | None,
+    body_bytes: int,
+    n_records: int,
+    subject: str | None,
+    attributes: Attributes | None,
+) -> None:
+    found[semconv.MESSAGING_MESSAGE_BODY_SIZE] = body_bytes
+    found[semconv.MESSAGING_BATCH_MESSAGE_COUNT] = n_records
+    if subject is not None:
+        found[semconv.MESSAGING_DESTINATION_NAME] = subject
+    if message_id is not None:
+        found[semconv.MESSAGING_MESSAGE_ID] = message_id
+    if attributes:
+        found.update(attributes)
+
+
+@cache
+def _span_name(operation: str, topic: str) -> str:
+    return f"{operation} {destination_template(topic)}"
 
 
 def disabled() -> Telemetry:
