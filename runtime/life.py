@@ -1,0 +1,201 @@
+"""The life of an actor: start, ready, running, draining, stopped. Heartbeats, health answers and orders live here."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+
+import nats.errors
+import psutil
+import structlog
+from nats.aio.msg import Msg
+from nats.aio.subscription import Subscription
+
+from messages import ActorState, Control, DeadLetter, DeadReason, Heartbeat, derive, encode
+from messages.topics import CONTROL, DEAD, HEARTBEATS
+from ops import semconv
+from runtime.actor import Actor, Followed
+from runtime.errors import BusError
+from runtime.inbox import Inbox
+from runtime.parcel import Received
+from runtime.permissions import health_subject
+
+log = structlog.get_logger()
+
+BEAT_S = 1.0
+LAG_PROBE_S = 0.1
+DRAIN_S = 20.0
+
+
+class Life:
+    """Runs one actor in this process until it is told to drain, or until something of it fails."""
+
+    def __init__(self, actor: Actor, *, drain_s: float = DRAIN_S) -> None:
+        self.actor = actor
+        self._drain_s = drain_s
+        self._inboxes = [Inbox(actor, work) for work in actor.declared_work()]
+        self._started_s = actor.clock.now()
+        self._loop_lag_s = 0.0
+        self._process = psutil.Process()  # type: ignore[no-untyped-call]
+
+    async def run(self) -> None:
+        """Live.
+
+        Raises:
+            Exception: whatever made the actor fail; it has been drained as far as that was possible.
+        """
+        actor = self.actor
+        beats = [asyncio.create_task(self._beat(), name="beat"), asyncio.create_task(self._probe(), name="probe")]
+        health = await self._answer_health()
+        tasks: set[asyncio.Task[None]] = set()
+        try:
+            await actor.start()
+            actor.state = ActorState.RUNNING
+            log.info("running")
+            tasks = {asyncio.create_task(inbox.run(), name=f"inbox-{i}") for i, inbox in enumerate(self._inboxes)}
+            tasks |= {asyncio.create_task(self._follow(f), name=f"follow-{f.topic.name}") for f in self._followed()}
+            await self._until_drained_or_failed(tasks)
+        finally:
+            await self._wind_down(tasks)
+            actor.state = ActorState.STOPPED
+            await self._send_beat()
+            for beat in beats:
+                beat.cancel()
+            await health.unsubscribe()
+            log.info("stopped")
+
+    def _followed(self) -> list[Followed]:
+        return [*self.actor.declared_follows(), Followed(CONTROL, "", "new")]
+
+    async def _until_drained_or_failed(self, tasks: set[asyncio.Task[None]]) -> None:
+        drain = asyncio.create_task(self.actor.draining.wait(), name="drain")
+        try:
+            while True:
+                watched = {drain, *tasks, *self.actor.background}
+                done, _ = await asyncio.wait(watched, return_when=asyncio.FIRST_COMPLETED)
+                if drain in done:
+                    return
+                for task in done:
+                    task.result()  # raises what it failed with
+                    tasks.discard(task)
+                    self.actor.background.discard(task)
+        finally:
+            drain.cancel()
+
+    async def _wind_down(self, tasks: set[asyncio.Task[None]]) -> None:
+        actor = self.actor
+        actor.state = ActorState.DRAINING
+        actor.draining.set()
+        log.info("draining", in_flight=sum(inbox.in_flight for inbox in self._inboxes))
+        inbox_tasks = [task for task in tasks if task.get_name().startswith("inbox")]
+        for inbox in self._inboxes:
+            inbox.resume()
+        if inbox_tasks:
+            await asyncio.wait(inbox_tasks, timeout=5)
+        try:
+            await asyncio.wait_for(actor.drain(), self._drain_s)
+        except Exception as error:
+            log.error("drain failed", error=repr(error))
+        await asyncio.gather(*(inbox.finish(self._drain_s) for inbox in self._inboxes), return_exceptions=True)
+        for task in (*tasks, *actor.background):
+            task.cancel()
+        await asyncio.gather(*tasks, *actor.background, return_exceptions=True)
+        await actor.stop()
+
+    # --- followed topics --------------------------------------------------------------------------------------------
+
+    async def _follow(self, followed: Followed) -> None:
+        handler = getattr(self.actor, followed.method) if followed.method else self._on_control
+        async for received in self.actor.bus.follow(followed.topic, followed.start):
+            try:
+                await handler(received)
+            except Exception as error:  # one bad message must not end the following
+                log.exception("follow handler failed", topic=followed.topic.name, seq=received.seq)
+                await self._follow_dead(followed, received, error)
+
+    async def _follow_dead(self, followed: Followed, received: Received, error: Exception) -> None:
+        self.actor.counters["dead"] += 1
+        letter = DeadLetter(
+            id=derive("dead", followed.topic.stream(self.actor.bus.run), received.seq, self.actor.context.instance),
+            topic=followed.topic.name,
+            subject=received.subject,
+            stream_seq=received.seq,
+            actor=self.actor.context.instance,
+            reason=DeadReason.BUG,
+            error=f"{type(error).__name__}: {error}"[:2048],
+            deliveries=1,
+            headers=dict(received.headers),
+            payload=encode(received.records),
+            died_s=self.actor.clock.now(),
+        )
+        await self.actor.bus.publish(DEAD, [letter], followed.topic.name, msg_id=letter.id, deadline_s=30)
+
+    async def _on_control(self, received: Received) -> None:
+        order: Control = received.record
+        if order.kind not in (None, self.actor.kind):
+            return
+        log.info("order", command=order.command)
+        if order.command == "drain":
+            self.actor.draining.set()
+        elif order.command == "pause":
+            self.actor.state = ActorState.PAUSED
+            for inbox in self._inboxes:
+                inbox.pause()
+        elif self.actor.state is ActorState.PAUSED:
+            self.actor.state = ActorState.RUNNING
+            for inbox in self._inboxes:
+                inbox.resume()
+
+    # --- heart ------------------------------------------------------------------------------------------------------
+
+    def heartbeat(self) -> Heartbeat:
+        """How the actor fares now."""
+        actor, bus = self.actor, self.actor.bus
+        gauges = {**actor.gauges(), "bus_s": bus.cost.total_s, "published": bus.cost.published}
+        lag_s, self._loop_lag_s = self._loop_lag_s, 0.0
+        return Heartbeat(
+            kind=actor.kind,
+            instance=actor.context.instance,
+            host=actor.context.host,
+            pid=os.getpid(),
+            state=actor.state,
+            started_s=self._started_s,
+            sent_s=actor.clock.now(),
+            in_flight=sum(inbox.in_flight for inbox in self._inboxes),
+            loop_lag_s=lag_s,
+            rss_bytes=self._process.memory_info().rss,
+            counters=dict(actor.counters),
+            gauges=gauges,
+        )
+
+    async def _beat(self) -> None:
+        while True:
+            await self._send_beat()
+            await asyncio.sleep(BEAT_S)
+
+    async def _send_beat(self) -> None:
+        """A beat that is lost says by its absence what it has to say."""
+        context = self.actor.context
+        try:
+            await self.actor.bus.publish(
+                HEARTBEATS, [self.heartbeat()], self.actor.kind, context.instance, deadline_s=BEAT_S
+            )
+        except (BusError, nats.errors.Error) as error:
+            log.warning("heartbeat not sent", error=str(error))
+
+    async def _probe(self) -> None:
+        while True:
+            before = time.perf_counter()
+            await asyncio.sleep(LAG_PROBE_S)
+            late_s = time.perf_counter() - before - LAG_PROBE_S
+            self._loop_lag_s = max(self._loop_lag_s, late_s)
+            self.actor.context.telemetry.meters.loop_lag.record(max(0.0, late_s), {semconv.RL_ACTOR: self.actor.kind})
+
+    async def _answer_health(self) -> Subscription:
+        async def answer(message: Msg) -> None:
+            await message.respond(encode([self.heartbeat()]))
+
+        context = self.actor.context
+        subject = health_subject(self.actor.bus.run, self.actor.kind, context.instance)
+        return await self.actor.bus.nc.subscribe(subject, cb=answer)
