@@ -112,7 +112,7 @@ async def test_a_server_that_refused_to_start_leaves_the_store_unlocked(tmp_path
 
 
 async def test_a_bad_configuration_is_reported_with_the_servers_own_words(tmp_path: Path):
-    with pytest.raises(BusError, match="did not start.*nats-server.log"):
+    with pytest.raises(BusError, match=r"did not start.*nats-server\.log"):
         await NatsServer(tmp_path, authorization={"users": "nonsense"}).start()
 
 
