@@ -19,8 +19,9 @@ from runtime.supervisor import ProcessSpec, Supervisor, actor_environment, last_
 
 LIMIT_S = 20.0
 
-WAITS = (
-    "import signal, sys; signal.signal(signal.SIGTERM, lambda *_: sys.exit(0)); print('up', flush=True); signal.pause()"
+WAITS = "import signal, sys; signal.signal(signal.SIGTERM, lambda *_: sys.exit(0)); print('up'); signal.pause()"
+DEAF = (
+    "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True)\nwhile True: signal.pause()"
 )
 
 
