@@ -107,7 +107,7 @@ class _Identity:
         return event
 
 
-def configure(
+def setup(
     *,
     run: str = "",
     actor: str = "",

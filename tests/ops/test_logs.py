@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from ops import logs, telemetry
 
 PRINTABLE = st.text(
-    st.characters(min_codepoint=33, max_codepoint=126, exclude_characters="@/"), min_size=6, max_size=30
+    st.characters(min_codepoint=33, max_codepoint=126, exclude_characters="@/"), min_size=14, max_size=30
 )
 
 
@@ -39,7 +39,7 @@ def lines(stream: io.StringIO) -> list[dict]:
 
 def configured(**how) -> io.StringIO:
     stream = io.StringIO()
-    logs.configure(run="r", actor="generator", instance="generator-0", stream=stream, **how)
+    logs.setup(run="r", actor="generator", instance="generator-0", stream=stream, **how)
     return stream
 
 
