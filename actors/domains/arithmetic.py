@@ -9,23 +9,25 @@ from actors.domains.domain import Domain, Problem
 
 
 class Arithmetic(Domain):
-    """``Compute 37+45=``; a higher level has more digits and more terms."""
+    """``Compute 37+45=``; a higher level has more digits."""
 
     name = "arithmetic"
     n_levels: ClassVar[int] = 3
     phrases = ("Compute ",)
 
     def problem(self, rng: Random, level: int) -> Problem:
-        """Draw a two-number sum or difference, or a product plus a number."""
-        top = 10 ** (level + 2) - 1
-        small = 9 if level == 0 else 10**level * 2
-        form = rng.choice("+-*")
-        if form == "*":
-            a, b, c = rng.randint(2, small), rng.randint(2, 9), rng.randint(0, small)
-            return self._stated(f"{a}*{b}+{c}", a * b + c)
-        a, b = rng.randint(0, top), rng.randint(0, top)
-        return self._stated(f"{a}{form}{b}", a + b if form == "+" else a - b)
+        """Draw a sum, a difference that is not negative, or a product with one small factor."""
+        large, small = ((99, 20), (99, 99), (999, 999))[level]
+        sign = rng.choice("+-*")
+        if sign == "*":
+            a, b = rng.randint(0, 12 * (1 + 3 * level)), rng.randint(0, 9)
+            return self._stated(a, sign, b, a * b)
+        a, b = rng.randint(0, large), rng.randint(0, small)
+        if sign == "+":
+            return self._stated(a, sign, b, a + b)
+        a, b = max(a, b), min(a, b)
+        return self._stated(a, sign, b, a - b)
 
     @staticmethod
-    def _stated(expression: str, result: int) -> Problem:
-        return Problem(prompt=f"Compute {expression}=", answer=str(result), metadata={"expression": expression})
+    def _stated(a: int, sign: str, b: int, result: int) -> Problem:
+        return Problem(prompt=f"Compute {a}{sign}{b}=", answer=str(result), metadata={"sign": sign})

@@ -2,23 +2,37 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from random import Random
 
-from actors.domains.registry import open_source
+from actors.domains.registry import open_procedural
 
 
-def demonstrations(seed: int, source: str = "demo", noise: float = 0.0, level: int = 0) -> Iterator[tuple[str, str]]:
+def demonstrations(
+    seed: int,
+    source: str = "demo",
+    noise: float = 0.0,
+    shares: Mapping[str, float] | None = None,
+    level: int = 0,
+) -> Iterator[tuple[str, str]]:
     """Yield (prompt, response) without end, from train tasks only.
 
     Args:
         seed: another seed, other tasks and other mistakes.
         source: a name that ``open_source`` knows.
         noise: probability, in [0, 1], of a plausible wrong response.
+        shares: how often a domain is shown, relative to 1 for the domains not named.
         level: the difficulty.
+
+    Raises:
+        UnknownSource: there is no such source.
+        BadSourceOption: a share is for a domain that the source does not have.
     """
-    opened = open_source(source)
+    opened = open_procedural(source)
+    weights = {**dict.fromkeys(opened.domains, 1.0), **(shares or {})}
+    streams = {domain: opened.endless(domain, seed, "train", level=level) for domain in weights}
     rng = Random(seed)
-    for task in opened.tasks(sys.maxsize, seed, "train", level=level):
+    while True:
+        domain = rng.choices(list(weights), list(weights.values()))[0]
+        task = next(streams[domain])
         yield "".join(message.content for message in task.messages), opened.demonstration(task, rng, noise)

@@ -48,6 +48,29 @@ _LEGS_ASKED = (
     "Your task is to count how many legs there are in total when given a list of animals.\n\nNow, how many legs are "
     "there in total if you have "
 )
+_INSERTION_ASKED = (
+    "Given a string consisting of characters A, B, C, D, and E, your job is to insert a character according to the "
+    "following pattern:\n"
+    + "".join(
+        f"{number}. If there is a substring {found} in the string, "
+        f"insert the character {found[0]} after the substring.\n"
+        for number, found in enumerate(("ABCD", "BCDE", "CDEA", "DEAB", "EABC"), start=1)
+    )
+    + "\nOnce you have inserted a character, you have to skip over the substring and the inserted character and "
+    "continue the search from the next character.\n\nYour output should be a string that has been modified according "
+    "to the pattern.\n\nGiven the following string, provide the answer after inserting the characters according to "
+    "the pattern: "
+)
+_SPIRAL_ASKED = (
+    "Given a matrix, your job is to generate a list of elements in spiral order, starting from the top-left element."
+    "\n\nThe spiral order is clockwise, starting from the top-left corner. More precisely:\n- Start from the top-left "
+    "corner and move right along the top row.\n- Move down along the right column.\n- Move left along the bottom row."
+    "\n- Move up along the left column.\n- Repeat the steps for the inner elements of the matrix until every entry is "
+    "visited.\n\nHint: Think of peeling the matrix layer by layer from the outside inward. Each layer forms a "
+    "rectangular frame, and you traverse each frame clockwise starting from its top-left corner.\n\nYour output should "
+    "be a space-separated list of integers, e.g. 1 2 3 4 5 6\n\nFor the matrix below, what is the list of elements in "
+    "spiral order?\n"
+)
 
 SIZINGS: Mapping[str, Sizing] = {
     "chain_sum": Sizing(
@@ -70,20 +93,6 @@ SIZINGS: Mapping[str, Sizing] = {
             for level in range(2)
         ),
         phrases=("Calculate ",),
-    ),
-    "decimal_chain_sum": Sizing(
-        levels=tuple(
-            {
-                "min_terms": 2,
-                "max_terms": 2,
-                "min_digits": 1,
-                "max_digits": 1 + level,
-                "min_decimal_places": 1,
-                "max_decimal_places": 1,
-            }
-            for level in range(2)
-        ),
-        phrases=(_SUM_ASKED,),
     ),
     "spell_backward": Sizing(
         levels=({"min_word_len": 3, "max_word_len": 5}, {"min_word_len": 6, "max_word_len": 7}),
@@ -145,7 +154,7 @@ SIZINGS: Mapping[str, Sizing] = {
                 "min_terms": 2,
                 "max_terms": 2,
                 "min_value": 1,
-                "max_value": 20 * (1 + 4 * level),
+                "max_value": 10 * (1 + 4 * level),
                 "operators": ("+", "-"),
                 "operators_weights": [0.5, 0.5],
             }
@@ -162,13 +171,11 @@ SIZINGS: Mapping[str, Sizing] = {
         ),
         phrases=(_LEGS_ASKED, "s?\n"),
     ),
-    "number_sequence": Sizing(
-        levels=tuple(
-            {"min_terms": 4, "max_terms": 4, "min_value": -20, "max_value": 20, "max_complexity": 1 + level}
-            for level in range(2)
-        ),
-        phrases=(", ?",),
+    "string_insertion": Sizing(
+        levels=({"min_string_length": 5, "max_string_length": 6}, {"min_string_length": 7, "max_string_length": 9}),
+        phrases=(_INSERTION_ASKED,),
     ),
+    "spiral_matrix": Sizing(levels=({"min_n": 2, "max_n": 2}, {"min_n": 3, "max_n": 3}), phrases=(_SPIRAL_ASKED,)),
 }
 
 

@@ -28,6 +28,11 @@ def open_source(name: str, /, **options: Any) -> Source:
         UnknownSource: there is no such source.
         BadSourceOption: it does not take such an option.
     """
+    return open_procedural(name, **options)
+
+
+def open_procedural(name: str, /, **options: Any) -> ProceduralSource:
+    """Return the source as ``open_source`` does, with what SFT needs of it: its domains and their endless tasks."""
     if name not in _SOURCES:
         raise UnknownSource(f"there is no task source {name!r}, use one of {', '.join(_SOURCES)}")
     return _SOURCES[name](options)
@@ -39,8 +44,7 @@ def phrases_of(name: str) -> tuple[str, ...]:
     Raises:
         UnknownSource: there is no such source.
     """
-    source = open_source(name)
-    return source.phrases if isinstance(source, ProceduralSource) else ()
+    return open_procedural(name).phrases
 
 
 def _arithmetic(options: Mapping[str, Any]) -> ProceduralSource:

@@ -12,7 +12,7 @@ N_QUERIES = 3
 
 
 class Retrieval(Domain):
-    """``Given q7 b3 k0, look up k q:`` wants ``07``; a higher level has more pairs and longer values.
+    """``Given q7 b3 k0, look up k q:`` wants ``k0q7``; a higher level has more pairs and longer values.
 
     Each context carries several queries: a small model learns to look up much earlier that way.
     """
@@ -31,6 +31,6 @@ class Retrieval(Domain):
         pairs = " ".join(key + values[key] for key in keys)
         return Problem(
             prompt=f"Given {pairs}\nlook up {''.join(queries)}:",
-            answer="".join(values[key] for key in queries),
+            answer="".join(key + values[key] for key in queries),
             metadata={"n_pairs": n_pairs, "queries": queries},
         )

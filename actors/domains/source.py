@@ -60,10 +60,22 @@ class ProceduralSource:
             BadSourceOption: an unknown option or a level that a domain does not have.
             ExhaustedDomain: a domain has fewer different held-out prompts than were asked for.
         """
-        level = self._level(options)
-        streams = [_stream(domain, seed, split, level) for domain in self._domains.values()]
+        streams = [self.endless(domain, seed, split, **options) for domain in self._domains]
         for i in range(n):
             yield next(streams[i % len(streams)])
+
+    def endless(self, domain: str, seed: int, split: Split, **options: Any) -> Iterator[Task]:
+        """Yield the tasks of one domain until its problem space is used up; see ``tasks``.
+
+        Raises:
+            BadSourceOption: this source has no such domain, option or level.
+            ExhaustedDomain: no different held-out prompt is left.
+        """
+        if domain not in self._domains:
+            raise BadSourceOption(
+                f"source {self.name!r} has no domain {domain!r}, use one of {', '.join(self._domains)}"
+            )
+        return _stream(self._domains[domain], seed, split, self._level(options))
 
     def demonstration(self, task: Task, rng: Random, noise: float) -> str:
         """Return the right answer to ``task`` or, with probability ``noise``, a plausible wrong one."""
