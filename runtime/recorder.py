@@ -145,7 +145,7 @@ def _life(beat: Heartbeat) -> tuple[int, float]:
 
 
 def as_line(record: Record, stored_s: float) -> str:
-    """A record as one line of JSON, with the Unix time at which the bus stored it; a dead letter without its payload."""
+    """A record as one line of JSON with the Unix time at which the bus stored it; no payload of a dead letter."""
     left_out = {"payload"} if isinstance(record, DeadLetter) else set()
     document: Mapping[str, Any] = record.model_dump(mode="json", exclude=left_out)
     return json.dumps({**document, "stored_s": round(stored_s, 3)}, separators=(",", ":")) + "\n"
