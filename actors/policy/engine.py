@@ -127,6 +127,11 @@ class TorchEngine:
         return sum(p.n_unplaced for p in self._waiting)
 
     @property
+    def kv_allocated_tokens(self) -> int:
+        """Tokens that the KV cache has memory for; at most kv_tokens."""
+        return self._cache.rows * self._cache.columns
+
+    @property
     def idle(self) -> bool:
         """Nothing runs, nothing waits, nothing is left to report."""
         return not self._live
@@ -327,13 +332,13 @@ class TorchEngine:
         """Columns that the running rows may come to need."""
         return int(self._rows.total[: self._rows.n].max()) if self._rows.n else 0
 
-    def _allocated_columns(self, needed: int) -> int:
-        """Columns to allocate: some slack, so that sliding to the front is rare."""
-        return min(-(-(needed + needed // 4 + 32) // 32) * 32, self.kv_tokens)
-
     def _row_limit(self, needed: int) -> int:
         """Rows that may run when one of them needs that many columns."""
-        return min(self.max_sequences, max(1, self.kv_tokens // self._allocated_columns(needed)))
+        return min(self.max_sequences, self.kv_tokens // needed)
+
+    def _allocated_columns(self, needed: int) -> int:
+        """Columns to allocate: slack makes sliding to the front rare, but it never costs a row."""
+        return max(needed, min(needed + needed // 4 + 32, self.kv_tokens // self._row_limit(needed)))
 
     def _prefill(self, pendings: list[Pending]) -> _Prompts:
         """Read prompts, left-padded to the longest."""

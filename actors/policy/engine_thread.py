@@ -76,13 +76,13 @@ class EngineThread:
         Raises PromptTooLong or EngineError as the engine does, and EngineError when it is dead or closed.
         """
 
-        def submit() -> None:
+        def submit(call: _Call) -> None:
             self._engine.submit(request)
             self._generating[request.id] = call
 
-        call = self._call(submit, answers=False)
+        future = self._call(submit, answers=False)
         try:
-            samples: list[Sample] = await call.future
+            samples: list[Sample] = await future
         except asyncio.CancelledError:
             self._commands.put(lambda: self._engine.cancel(request.id))
             raise
@@ -90,7 +90,12 @@ class EngineThread:
 
     async def load_weights(self, tensors: Mapping[str, torch.Tensor], epoch: int, version: int) -> None:
         """Swap the weights between two steps. Raises EngineError when they do not fit (the old ones serve on)."""
-        await self._call(lambda: self._engine.load_weights(tensors, epoch, version)).future
+        await self._call(lambda _: self._engine.load_weights(tensors, epoch, version))
+
+    async def death(self) -> EngineError:
+        """Wait until the thread has ended; why it did."""
+        await asyncio.to_thread(self._thread.join)
+        return self._dead or EngineError("engine: its thread ended")
 
     async def close(self) -> None:
         """End the thread after the step in flight; what still waits raises EngineError."""
@@ -99,13 +104,13 @@ class EngineThread:
         self._commands.put(lambda: None)
         await asyncio.to_thread(self._thread.join)
 
-    def _call(self, action: Callable[[], None], *, answers: bool = True) -> _Call:
-        """Queue an action for the thread; its error, or its end when it answers, settles the call's future."""
+    def _call(self, action: Callable[[_Call], None], *, answers: bool = True) -> asyncio.Future[Any]:
+        """Queue an action for the thread; its error, or its end when it answers, settles the future."""
         call = _Call(asyncio.get_running_loop())
 
         def command() -> None:
             try:
-                action()
+                action(call)
             except EngineError as error:
                 self._settle(call, error=error)
             else:
@@ -117,7 +122,7 @@ class EngineThread:
                 raise self._dead or EngineError("engine: it is closed")
             self._calls.add(call)
             self._commands.put(command)
-        return call
+        return call.future
 
     def _settle(self, call: _Call, result: Any = None, error: EngineError | None = None) -> None:
         with self._lock:
