@@ -6,7 +6,8 @@ received buffer. Only one-dimensional arrays of the dtypes below exist, so a hos
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import reprlib
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 import numpy as np
@@ -26,14 +27,35 @@ def _to_wire(array: NDArray[Any]) -> dict[str, Any]:
 def _from_wire(value: Mapping[str, Any], dtype: np.dtype[Any]) -> NDArray[Any]:
     found, shape, buffer = value.get("d"), value.get("s"), value.get("b")
     if found != dtype.str:
-        raise ValueError(f"array dtype {found!r}, expected {dtype.str!r}")
+        raise ValueError(f"array dtype {reprlib.repr(found)}, expected {dtype.str!r}")
     if not isinstance(buffer, bytes | bytearray | memoryview):
         raise ValueError(f"array buffer is {type(buffer).__name__}, expected bytes")
-    if not isinstance(shape, list | tuple) or len(shape) != 1 or not isinstance(shape[0], int):
-        raise ValueError(f"array shape {shape!r}, expected one dimension")
+    if not isinstance(shape, list | tuple) or len(shape) != 1 or type(shape[0]) is not int:
+        raise ValueError(f"array shape {reprlib.repr(shape)}, expected one dimension")
     if shape[0] * dtype.itemsize != len(buffer):
         raise ValueError(f"array of {shape[0]} x {dtype.itemsize} bytes, but the buffer has {len(buffer)} bytes")
     return np.frombuffer(buffer, dtype=dtype)
+
+
+def _from_list(value: Sequence[Any]) -> NDArray[Any]:
+    try:
+        return np.asarray(value)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise ValueError(f"not a list of numbers: {error}") from error
+
+
+def _converted(value: NDArray[Any], dtype: np.dtype[Any], kinds: str) -> NDArray[Any]:
+    """``value`` as ``dtype``, refused where that would change a number (a token id that wraps is another token)."""
+    if value.ndim != 1:
+        raise ValueError(f"array has {value.ndim} dimensions, expected 1")
+    if value.size and value.dtype.kind not in kinds:
+        raise ValueError(f"array dtype {value.dtype.str!r}, expected {dtype.str!r}")
+    if value.size and value.dtype != dtype and dtype.kind in "iu":
+        bounds = np.iinfo(dtype)
+        lowest, highest = int(value.min()), int(value.max())
+        if lowest < bounds.min or highest > bounds.max:
+            raise ValueError(f"array has values from {lowest} to {highest}, which do not fit {dtype.str!r}")
+    return np.ascontiguousarray(value, dtype=dtype)
 
 
 def _array_schema(dtype_name: str) -> GetPydanticSchema:
@@ -41,15 +63,11 @@ def _array_schema(dtype_name: str) -> GetPydanticSchema:
 
     def validate(value: Any) -> NDArray[Any]:
         if isinstance(value, np.ndarray):
-            if value.ndim != 1:
-                raise ValueError(f"array has {value.ndim} dimensions, expected 1")
-            if value.dtype.kind != dtype.kind and value.size:
-                raise ValueError(f"array dtype {value.dtype.str!r}, expected {dtype.str!r}")
-            return np.ascontiguousarray(value, dtype=dtype)
+            return _converted(value, dtype, dtype.kind)
         if isinstance(value, Mapping):
             return _from_wire(value, dtype)
         if isinstance(value, list | tuple):
-            return np.asarray(value, dtype=dtype)
+            return _converted(_from_list(value), dtype, "iu" if dtype.kind in "iu" else "iuf")
         raise ValueError(f"expected an array of {dtype.str}, got {type(value).__name__}")
 
     schema = core_schema.no_info_plain_validator_function(

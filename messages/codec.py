@@ -5,6 +5,7 @@ A whole group of rollouts travels as one parcel, so that a hop costs one message
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -21,14 +22,18 @@ def encode(records: Sequence[Record]) -> bytes:
     """Encode records of one schema as a parcel.
 
     Raises:
-        ValueError: no record, or records of more than one schema.
+        ValueError: no record, more than ``MAX_RECORDS``, records of more than one schema, or a value that msgpack has
+            no form for.
     """
-    if not records:
-        raise ValueError("a parcel has at least one record")
+    if not 0 < len(records) <= MAX_RECORDS:
+        raise ValueError(f"a parcel has 1 to {MAX_RECORDS} records, not {len(records)}")
     schema = type(records[0])
     if any(type(record) is not schema for record in records):
         raise ValueError("a parcel has records of one schema only")
-    packed: bytes = msgpack.packb([record.model_dump() for record in records], use_bin_type=True)
+    try:
+        packed: bytes = msgpack.packb([record.model_dump() for record in records], use_bin_type=True)
+    except (TypeError, OverflowError, ValueError) as error:
+        raise ValueError(f"{schema.schema_header()} can not be encoded: {error}") from error
     return packed
 
 
@@ -46,7 +51,13 @@ def decode(schema_header: str | None, payload: bytes) -> list[Record]:
     record = record_type(schema_header)
     try:
         items: Any = msgpack.unpackb(
-            payload, raw=False, strict_map_key=True, max_array_len=MAX_RECORDS, max_ext_len=0, timestamp=0
+            payload,
+            raw=False,
+            strict_map_key=True,
+            max_array_len=min(MAX_RECORDS, len(payload)),  # each item takes a byte at least: a longer one is a lie
+            max_map_len=len(payload) // 2,
+            max_ext_len=0,
+            timestamp=0,
         )
     except Exception as error:  # msgpack raises a dozen unrelated classes on hostile bytes
         raise MalformedPayload(f"payload of {len(payload)} bytes is not msgpack: {error}") from error
@@ -63,6 +74,6 @@ def first_error(error: ValidationError) -> str:
     details = error.errors(include_url=False, include_context=False)
     first = details[0]
     where = ".".join(str(part) for part in first["loc"]) or "(whole record)"
-    found = repr(first.get("input"))
+    found = reprlib.repr(first.get("input"))  # bounded in depth and length, as the input may be hostile
     more = f" (and {len(details) - 1} more)" if len(details) > 1 else ""
     return f"{where}: {first['msg']}; found {found[:120]}{more}"

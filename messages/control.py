@@ -82,7 +82,7 @@ class DeadLetter(Record):
     error: str = Field(max_length=2048)
     traceback: str = Field(default="", max_length=16_384)
     deliveries: int = Field(ge=0)
-    group_id: str | None = None
+    group_id: str | None = Field(default=None, description="group ids of the message, comma-separated")
     headers: dict[str, str] = Field(default_factory=dict)
     payload: bytes = b""
     died_s: float = Field(description="Unix time")

@@ -5,7 +5,7 @@ from __future__ import annotations
 MSG_ID = "Nats-Msg-Id"
 SCHEMA = "Busrl-Schema"
 GROUP = "Busrl-Group"
-"""Group id, so that a message that can not even be decoded still closes its group in the ledger."""
+"""Group ids, comma-separated, so that a message that can not even be decoded still closes its groups in the ledger."""
 CLAIM = "Busrl-Claim"
 """Reference to a payload that travels through the blobs stream: ``id;size_bytes;digest;n_chunks``."""
 REPLAY = "Busrl-Replay"

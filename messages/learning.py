@@ -59,6 +59,7 @@ class Step(Record):
     batch_number: int = Field(ge=0)
     stepped: bool
     reason: str = Field(default="", description="why no step was taken")
+    group_ids: tuple[Identifier, ...] = Field(default=(), description="groups that the step trained")
     n_samples: int = 0
     n_tokens: int = 0
     lag_mean: float = 0.0

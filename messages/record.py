@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import reprlib
 from typing import Annotated, ClassVar, TypeVar
 
 from pydantic import BaseModel, ConfigDict, StringConstraints
@@ -17,11 +18,11 @@ Name = Annotated[str, StringConstraints(pattern=NAME_PATTERN)]
 Identifier = Annotated[str, StringConstraints(min_length=1, max_length=256)]
 """An id of a task, group, rollout or message."""
 
-_SCHEMA_HEADER = re.compile(r"^([a-z_]+)/(\d+)$")
+_SCHEMA_HEADER = re.compile(r"([a-z_]+)/([0-9]{1,9})")
 
 
 class Record(BaseModel):
-    """One typed message. Immutable; an unknown field is ignored (it comes from a newer peer), a missing one is an error."""
+    """One typed message. Immutable; an unknown field is ignored (a newer peer's), a missing one is an error."""
 
     model_config = ConfigDict(frozen=True, extra="ignore", ser_json_inf_nan="constants", arbitrary_types_allowed=True)
 
@@ -51,9 +52,9 @@ def record_type(header: str | None) -> type[Record]:
     Raises:
         UnknownSchema: the header is missing, malformed, unknown, or of another major version.
     """
-    match = _SCHEMA_HEADER.match(header or "")
+    match = _SCHEMA_HEADER.fullmatch(header or "")
     if match is None:
-        raise UnknownSchema(f"schema header {header!r}, expected NAME/VERSION such as 'rollout/1'")
+        raise UnknownSchema(f"schema header {reprlib.repr(header)}, expected NAME/VERSION such as 'rollout/1'")
     name, version = match.group(1), int(match.group(2))
     record = SCHEMAS.get(name)
     if record is None:
@@ -69,8 +70,9 @@ def check_name(name: str, what: str) -> str:
     Raises:
         InvalidName: it can not; the message says what would be right.
     """
-    if not re.match(NAME_PATTERN, name):
+    if not re.fullmatch(NAME_PATTERN, name):
         raise InvalidName(
-            f"{what} {name!r} is not a valid name: use 1 to 64 of a-z, 0-9, '-' and '_', starting with a letter or digit"
+            f"{what} {name!r} is not a valid name: use 1 to 64 of a-z, 0-9, '-' and '_', "
+            "starting with a letter or digit"
         )
     return name

@@ -43,7 +43,7 @@ class Sampling(Value):
 
 @registered
 class Task(Record):
-    """A prompt with its domain, its level, and how the answer is verified. Users publish tasks; they stay on the bus."""
+    """A prompt with its domain, its level, and how it is verified. Users publish tasks; they stay on the bus."""
 
     schema_name: ClassVar[str] = "task"
 
