@@ -271,13 +271,7 @@ def damaged(draw: st.DrawFn) -> tuple[str, bytes]:
 @given(damaged())
 @settings(max_examples=400, deadline=None, suppress_health_check=list(HealthCheck))
 def test_a_damaged_parcel_is_read_or_refused_and_nothing_else(case: tuple[str, bytes]) -> None:
-    header, payload = case
-    try:
-        records = decode(header, payload)
-    except MessageError as error:
-        assert "\n" not in str(error)
-    else:
-        assert records
+    read_or_refused(*case)
 
 
 @st.composite
@@ -302,10 +296,4 @@ def retyped(draw: st.DrawFn) -> tuple[str, bytes]:
 @given(retyped())
 @settings(max_examples=400, deadline=None, suppress_health_check=list(HealthCheck))
 def test_a_value_of_another_type_is_read_or_refused_and_nothing_else(case: tuple[str, bytes]) -> None:
-    header, payload = case
-    try:
-        records = decode(header, payload)
-    except MessageError as error:
-        assert "\n" not in str(error)
-    else:
-        assert records
+    read_or_refused(*case)
