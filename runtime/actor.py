@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -148,10 +148,12 @@ class Actor:
         self.context = context
         self.bus = context.bus
         self.clock = context.clock
-        self.counters: Counter[str] = Counter()
+        self.counters: defaultdict[str, float] = defaultdict(float)
         self.state = ActorState.STARTING
         self.background: set[asyncio.Task[None]] = set()
         self.draining = asyncio.Event()
+        self.unpaused = asyncio.Event()
+        self.unpaused.set()
         self.log = structlog.get_logger().bind(actor=self.kind, instance=context.instance)
 
     # --- what a subclass may define ---------------------------------------------------------------------------------

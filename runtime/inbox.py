@@ -49,21 +49,11 @@ class Inbox:
         self._limit = actor.concurrency(work.topic)
         self._room = asyncio.Semaphore(self._limit)
         self._tasks: dict[asyncio.Task[None], Msg] = {}
-        self._running = asyncio.Event()
-        self._running.set()
 
     @property
     def in_flight(self) -> int:
         """Inputs being handled."""
         return len(self._tasks)
-
-    def pause(self) -> None:
-        """Take nothing new until :meth:`resume`."""
-        self._running.clear()
-
-    def resume(self) -> None:
-        """Go on."""
-        self._running.set()
 
     async def run(self) -> None:
         """Fetch and handle until the actor drains."""
@@ -73,7 +63,7 @@ class Inbox:
             if self._actor.singleton:
                 await declare_consumer(self._bus, self._work.topic, self._actor.kind, afresh=True)
             while not self._actor.draining.is_set():
-                await self._running.wait()
+                await self._actor.unpaused.wait()
                 await self._room.acquire()
                 self._room.release()
                 free = self._limit - len(self._tasks)

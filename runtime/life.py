@@ -89,8 +89,7 @@ class Life:
         actor.draining.set()
         log.info("draining", in_flight=sum(inbox.in_flight for inbox in self._inboxes))
         inbox_tasks = [task for task in tasks if task.get_name().startswith("inbox")]
-        for inbox in self._inboxes:
-            inbox.resume()
+        actor.unpaused.set()
         if inbox_tasks:
             await asyncio.wait(inbox_tasks, timeout=5)
         try:
@@ -140,12 +139,10 @@ class Life:
             self.actor.draining.set()
         elif order.command == "pause":
             self.actor.state = ActorState.PAUSED
-            for inbox in self._inboxes:
-                inbox.pause()
+            self.actor.unpaused.clear()
         elif self.actor.state is ActorState.PAUSED:
             self.actor.state = ActorState.RUNNING
-            for inbox in self._inboxes:
-                inbox.resume()
+            self.actor.unpaused.set()
 
     # --- heart ------------------------------------------------------------------------------------------------------
 

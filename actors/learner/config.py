@@ -4,27 +4,27 @@ from __future__ import annotations
 
 from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from actors.learner.schedule import Schedule
+from runtime.config import ActorSection, Section
 
 OverCap = Literal["mask", "truncate"]
 
 
-class CheckpointConfig(BaseModel):
+class CheckpointConfig(Section):
     """When the learner saves itself."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    every_steps: int = Field(default=20, ge=0, description="optimiser steps between checkpoints; 0: only at the end")
+    every_steps: int = Field(
+        default=10, ge=1, description="versions between checkpoints; what lies between is trained again after a crash"
+    )
     keep: int = Field(default=2, ge=1, description="newest checkpoints to keep; older ones are removed")
 
 
-class LearnerConfig(BaseModel):
+class LearnerConfig(ActorSection):
     """Decoupled PPO with capped importance weights, AdamW, and how a batch is fed through the model."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
+    count: Literal[1] = Field(default=1, description="there is one learner")
     lr: float = Field(default=3e-4, gt=0, description="peak learning rate")
     schedule: Schedule = Field(
         default="constant", description="after warm-up: constant, or linear or cosine down to 0 at total_steps"
@@ -53,11 +53,9 @@ class LearnerConfig(BaseModel):
     micro_batch_tokens: int = Field(
         default=2048, ge=1, description="padded tokens per forward pass; a longer rollout goes alone"
     )
-    device: str = Field(default="auto", description="auto (CUDA where there is a GPU), cpu, cuda or cuda:N")
     dtype: Literal["float32", "bfloat16"] = Field(
         default="float32", description="of the forward pass; the weights that are trained stay float32"
     )
-    threads: int = Field(default=1, ge=0, description="torch threads; 0 leaves torch's choice")
     checkpoint: CheckpointConfig = Field(default_factory=CheckpointConfig, description="when the learner saves itself")
 
     @model_validator(mode="after")

@@ -23,7 +23,7 @@ from actors.learner.optimizers import adamw
 from actors.learner.sample import TrainableSample, TrainSample, checked, total_trained
 from actors.learner.schedule import learning_rate
 from actors.policy.logprobs import PaddedBatch, micro_batches, pad, token_logprobs
-from actors.policy.model import Policy, PolicyError, choose_device
+from actors.policy.model import Policy, PolicyError
 
 
 class SkipReason(StrEnum):
@@ -93,18 +93,15 @@ class Trainer:
     """
 
     def __init__(self, policy: Policy, config: LearnerConfig, seed: int) -> None:
-        """Move the policy to the configured device and seed torch.
+        """Take over the policy, on the device where it is, and seed torch.
 
         Raises:
-            PolicyError: the policy's weights are not float32, or the device is not there.
+            PolicyError: the policy's weights are not float32.
         """
         if policy.dtype != torch.float32:
             raise PolicyError(f"the learner trains float32 weights, {policy.folder} was loaded as {policy.dtype}")
-        if config.threads:
-            torch.set_num_threads(config.threads)
         torch.manual_seed(seed)
-        policy.device = choose_device(config.device)
-        policy.model.to(policy.device).eval()  # type: ignore[arg-type]
+        policy.model.eval()  # type: ignore[no-untyped-call]
         self.policy = policy
         self.config = config
         self.version = 0

@@ -1,0 +1,382 @@
+"""The learner: batches in, versions out. A batch is acknowledged only when a checkpoint holds what it taught.
+
+The checkpoint stores the weights and the ids of the groups they were trained on in one atomic write. After a crash
+the learner comes back under a new epoch, announces its weights first, and is given the unacknowledged batches again:
+groups that its weights know are reported as trained, the others are trained, unless they are too old or sampled by
+weights that no longer exist.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import cast
+
+import torch
+
+from actors.learner.checkpoint import CheckpointError, CheckpointStore
+from actors.learner.config import LearnerConfig
+from actors.learner.consumed import Consumed
+from actors.learner.sample import SampleError, TrainSample
+from actors.learner.trainer import SkipReason, StepResult, Trainer
+from actors.policy.model import Policy, PolicyError, load_policy
+from actors.policy.weight_bytes import to_chunks
+from messages import (
+    Batch,
+    DomainStep,
+    DropReason,
+    Experience,
+    Outcome,
+    OutcomeStatus,
+    Step,
+    Topic,
+    WeightManifest,
+    derive,
+)
+from messages.topics import BATCHES, OUTCOMES, STEPS, WEIGHTS
+from ops import semconv
+from ops.telemetry import Attributes, links_to
+from runtime import weights
+from runtime.actor import Actor, ActorContext, Delivery, Out, works
+from runtime.errors import UserError
+
+SKIPPED = {
+    SkipReason.EMPTY: DropReason.EMPTY,
+    SkipReason.NO_SIGNAL: DropReason.NO_SIGNAL,
+    SkipReason.NON_FINITE: DropReason.NON_FINITE,
+}
+
+Groups = dict[str, list[Experience]]
+
+
+@dataclass
+class Sorted:
+    """A batch's groups by what will become of them."""
+
+    fresh: Groups
+    refused: list[tuple[str, list[Experience], DropReason]]
+    known: Groups
+
+
+class Learner(Actor):
+    """See the module."""
+
+    kind = "learner"
+    singleton = True
+
+    def __init__(self, context: ActorContext) -> None:
+        super().__init__(context)
+        self.config = cast(LearnerConfig, context.run.learner)
+        self.max_lag = context.run.training.max_lag
+        self.consumed = Consumed()
+        self.epoch = 0
+        self._turn = asyncio.Lock()
+        self._waiting_since = self.clock.monotonic()
+        self._saved = asyncio.Event()
+        self._lag_max = 0
+        self._tokens_per_s = 0.0
+        self._unsaved = 0
+
+    @property
+    def version(self) -> int:
+        """The weight version that the next batch will be trained on."""
+        return self.trainer.version
+
+    async def start(self) -> None:
+        """Load the policy and the newest checkpoint, enter a new epoch, and announce its weights before all else."""
+        run = self.context.run
+        try:
+            self.policy: Policy = await asyncio.to_thread(load_policy, run.policy.path, run.policy.device, "float32")
+            self.trainer = Trainer(self.policy, self.config, run.run.seed)
+            self.store = CheckpointStore(self.context.folder / "checkpoints", self.config.checkpoint.keep)
+            await self._resume()
+        except (PolicyError, CheckpointError) as error:
+            raise UserError(str(error)) from error
+        torch.set_num_threads(self.config.threads)
+        self.writer = weights.WeightWriter(weights.weights_folder(self.context.folder), keep=4)
+        await self._broadcast(None)
+        self.writer.clear_strangers()
+        self.spawn(self.writer.serve_requests(self.bus), "serve-weights")
+        self._waiting_since = self.clock.monotonic()
+
+    async def _resume(self) -> None:
+        found = await asyncio.to_thread(self.store.load_latest, self.policy)
+        if found is not None:
+            self.trainer.restore(found.state)
+            self.consumed = Consumed.from_json(found.extra["consumed"])
+            self.epoch = int(found.extra["epoch"])
+        newest = await self.bus.last(WEIGHTS)
+        if newest is not None:
+            self.epoch = max(self.epoch, newest.record.epoch)
+        self.epoch += 1
+        self.consumed.enter_epoch(self.epoch, self.version)
+        self.log.info("epoch", epoch=self.epoch, version=self.version, from_checkpoint=found is not None)
+        for torn in found.torn if found is not None else ():
+            await self.alert("checkpoint-torn", "warning", f"passed over a damaged checkpoint: {torn}")
+
+    def concurrency(self, topic: Topic) -> int:
+        """Batches that await their checkpoint, and one to train."""
+        return self.config.checkpoint.every_steps + 2
+
+    @works(BATCHES, max_fetch_bytes=256 << 20)
+    async def on_batch(self, delivery: Delivery[Batch]) -> Sequence[Out]:
+        """Train a batch; return its groups' outcomes once a checkpoint makes them final."""
+        batch = delivery.records[0]
+        async with self._turn:
+            await self._until_wanted()
+            waited_s = self.clock.monotonic() - self._waiting_since
+            self.counters["waiting_s"] += waited_s
+            outcomes, saved = await self._train(batch, waited_s)
+            self._waiting_since = self.clock.monotonic()
+        await saved.wait()
+        return outcomes
+
+    async def _until_wanted(self) -> None:
+        """After the run's last step nothing is trained any more; what comes still stays on the bus."""
+        last = self.context.run.run.max_steps
+        if last and self.version >= last:
+            await self.draining.wait()
+            raise asyncio.CancelledError
+
+    async def _train(self, batch: Batch, waited_s: float) -> tuple[list[Out], asyncio.Event]:
+        parts = self._sort(batch)
+        outcomes = [self._outcome(group, reason=reason) for _, group, reason in parts.refused]
+        outcomes += [self._outcome(group) for group in parts.known.values()]
+        base, saved = self.version, self._saved
+        samples = [_train_sample(e) for group in parts.fresh.values() for e in group]
+        attributes: Attributes = {semconv.RL_STEP: base + 1, semconv.RL_BATCH_ID: batch.id}
+        links = links_to(batch.traceparents)
+        began = self.clock.monotonic()
+        with self.context.telemetry.span("learner.step", root=True, links=links, attributes=attributes) as span:
+            result = await self._step(samples)
+            busy_s = self.clock.monotonic() - began
+            if result is not None and result.stepped:
+                span.set_attribute(semconv.RL_POLICY_VERSION, self.version)
+                self.consumed.add(parts.fresh)
+                self._unsaved += 1
+                await self._report(batch, result, parts.fresh, base, busy_s, waited_s)
+                await self._broadcast(batch.id)
+                outcomes += [self._outcome(group, base=base) for group in parts.fresh.values()]
+            else:
+                reason = self._why_not(result)
+                await self._report(batch, result, {}, base, busy_s, waited_s, reason=reason)
+                if result is not None and result.skipped is not None:
+                    outcomes += [self._outcome(g, reason=SKIPPED[result.skipped]) for g in parts.fresh.values()]
+        self.counters["busy_s"] += self.clock.monotonic() - began
+        if self._checkpoint_is_due():
+            await self._checkpoint()
+        elif not self._unsaved:
+            return outcomes, _SET
+        return outcomes, saved
+
+    def _sort(self, batch: Batch) -> Sorted:
+        groups: Groups = defaultdict(list)
+        for experience in batch.experiences:
+            groups[experience.rollout.group_id].append(experience)
+        parts = Sorted({}, [], {})
+        for group_id, group in groups.items():
+            if group_id in self.consumed:
+                self.counters["duplicates"] += 1
+                parts.known[group_id] = group
+                continue
+            reason = self.consumed.refusal(group, self.version, self.max_lag)
+            if reason is None:
+                parts.fresh[group_id] = group
+            else:
+                self.counters[f"dropped_{reason.value}"] += len(group)
+                parts.refused.append((group_id, group, reason))
+        return parts
+
+    async def _step(self, samples: Sequence[TrainSample]) -> StepResult | None:
+        if not samples:
+            return None
+        try:
+            return await asyncio.to_thread(self.trainer.step, samples)
+        except SampleError as error:
+            await self.alert("sample-refused", "critical", str(error))
+            raise
+
+    @staticmethod
+    def _why_not(result: StepResult | None) -> str:
+        if result is None:
+            return "no group left to train"
+        return result.skipped.value if result.skipped is not None else "no step"
+
+    # --- telling ----------------------------------------------------------------------------------------------------
+
+    async def _report(
+        self,
+        batch: Batch,
+        result: StepResult | None,
+        trained: Groups,
+        base: int,
+        busy_s: float,
+        waited_s: float,
+        reason: str = "",
+    ) -> None:
+        experiences = list(itertools.chain.from_iterable(trained.values()))
+        lags = [base - experience.rollout.oldest_version for experience in experiences]
+        step = Step(
+            epoch=self.epoch,
+            version=self.version,
+            batch_id=batch.id,
+            batch_number=batch.number,
+            stepped=bool(experiences),
+            reason=reason,
+            group_ids=tuple(trained),
+            n_samples=len(experiences),
+            n_tokens=result.trained_tokens if result is not None and experiences else 0,
+            lag_mean=sum(lags) / len(lags) if lags else 0.0,
+            lag_max=max(lags, default=0),
+            metrics=_metrics(result),
+            domains=_by_domain(experiences),
+            busy_s=busy_s,
+            waiting_s=waited_s,
+            finished_s=self.clock.now(),
+        )
+        self._observe(step, lags, experiences)
+        await self.send(Out(STEPS, [step], (str(self.epoch),)), derive("step", self.epoch, batch.id))
+        if result is not None and result.skipped is SkipReason.NON_FINITE:
+            await self.alert(
+                "non-finite-step", "critical", f"batch {batch.number}: loss or gradient not finite; no step"
+            )
+
+    def _observe(self, step: Step, lags: Sequence[int], experiences: Sequence[Experience]) -> None:
+        meters = self.context.telemetry.meters
+        meters.steps.add(
+            1, {semconv.RL_STATUS: "stepped" if step.stepped else "skipped", semconv.RL_REASON: step.reason}
+        )
+        meters.step_duration.record(step.busy_s)
+        meters.waiting.add(step.waiting_s, {semconv.RL_ACTOR: self.kind, semconv.RL_REASON: "batch"})
+        for lag, experience in zip(lags, experiences, strict=True):
+            meters.lag.record(lag, {semconv.RL_DOMAIN: experience.rollout.domain})
+        for name, value in step.metrics.items():
+            meters.step_metric.set(value, {semconv.RL_OBJECTIVE: name})
+        for domain, part in step.domains.items():
+            meters.tokens.add(part.n_tokens, {semconv.RL_DOMAIN: domain, semconv.RL_TOKEN_TYPE: "trained"})
+        meters.version.set(step.version, {semconv.RL_ACTOR: self.kind})
+        self._lag_max = max([self._lag_max, *lags])
+        self.counters["steps"] += step.stepped
+        self.counters["samples"] += step.n_samples
+        self.counters["tokens"] += step.n_tokens
+        self._tokens_per_s = step.n_tokens / step.busy_s if step.busy_s > 0 else 0.0
+
+    async def _broadcast(self, batch_id: str | None) -> None:
+        began = self.clock.monotonic()
+
+        def write() -> WeightManifest:
+            return self.writer.write(to_chunks(self.policy.named_tensors()), self.epoch, self.version)
+
+        manifest = await asyncio.to_thread(write)
+        manifest = manifest.model_copy(update={"batch_id": batch_id, "published_s": self.clock.now()})
+        await self.send(Out(WEIGHTS, [manifest], (str(self.epoch),)), derive("weights", self.epoch, self.version))
+        meters = self.context.telemetry.meters
+        meters.weights_published.add(1)
+        meters.weights_publish_duration.record(self.clock.monotonic() - began)
+
+    def _outcome(
+        self, group: Sequence[Experience], *, reason: DropReason | None = None, base: int | None = None
+    ) -> Out:
+        """The end of a group: trained on ``base`` (or earlier, when it is known already), or dropped for ``reason``."""
+        first = group[0].rollout
+        oldest = min(experience.rollout.oldest_version for experience in group)
+        outcome = Outcome(
+            group_id=first.group_id,
+            task_id=first.task_id,
+            domain=first.domain,
+            level=first.level,
+            status=OutcomeStatus.TRAINED if reason is None else OutcomeStatus.DROPPED,
+            reason=reason,
+            n_samples=len(group),
+            n_tokens=sum(int(experience.rollout.loss_mask.sum()) for experience in group),
+            reward_mean=sum(experience.reward for experience in group) / len(group),
+            pass_rate_mean=sum(experience.pass_rate for experience in group) / len(group),
+            epoch=self.epoch,
+            version=self.version,
+            lag=None if base is None else base - oldest,
+            actor=self.kind,
+        )
+        label = "trained" if reason is None else reason.value
+        key = (outcome.status.value, outcome.domain)
+        return Out(OUTCOMES, [outcome], key, first.group_id, derive("outcome", label, first.group_id))
+
+    # --- checkpoints ------------------------------------------------------------------------------------------------
+
+    def _checkpoint_is_due(self) -> bool:
+        last = self.context.run.run.max_steps
+        return bool(self._unsaved) and (
+            self._unsaved >= self.config.checkpoint.every_steps or (bool(last) and self.version >= last)
+        )
+
+    async def _checkpoint(self) -> None:
+        extra = {"epoch": self.epoch, "consumed": self.consumed.to_json()}
+        try:
+            await asyncio.to_thread(self.store.save, self.policy, self.trainer.state(), extra)
+        except OSError as error:
+            await self.alert("checkpoint-failed", "critical", f"training goes on without a checkpoint: {error}")
+            return
+        self._unsaved = 0
+        self.counters["checkpoints"] += 1
+        saved, self._saved = self._saved, asyncio.Event()
+        saved.set()
+
+    async def drain(self) -> None:
+        """Save what has been learnt, so that nothing has to be trained again."""
+        if hasattr(self, "trainer"):
+            async with self._turn:
+                if self._unsaved:
+                    await self._checkpoint()
+
+    def gauges(self) -> dict[str, float]:
+        """Where training stands."""
+        version = self.trainer.version if hasattr(self, "trainer") else -1
+        return {
+            "version": version,
+            "epoch": self.epoch,
+            "lag_max": self._lag_max,
+            "tokens_per_s": self._tokens_per_s,
+            "unsaved": self._unsaved,
+        }
+
+
+_SET = asyncio.Event()
+_SET.set()
+
+
+def _train_sample(experience: Experience) -> TrainSample:
+    rollout = experience.rollout
+    return TrainSample(
+        id=rollout.id,
+        prompt_ids=rollout.prompt_ids,
+        token_ids=rollout.token_ids,
+        loss_mask=rollout.loss_mask,
+        logprobs=rollout.logprobs,
+        advantage=experience.advantage,
+        versions=rollout.versions,
+        temperature=rollout.temperature,
+    )
+
+
+def _metrics(result: StepResult | None) -> dict[str, float]:
+    if result is None or result.metrics is None:
+        return {}
+    figures = {**asdict(result.metrics), "loss": result.loss, "grad_norm": result.grad_norm, "lr": result.lr}
+    return {name: float(value) for name, value in figures.items() if value is not None}
+
+
+def _by_domain(experiences: Sequence[Experience]) -> dict[str, DomainStep]:
+    grouped: dict[str, list[Experience]] = defaultdict(list)
+    for experience in experiences:
+        grouped[experience.rollout.domain].append(experience)
+    return {
+        domain: DomainStep(
+            n_samples=len(part),
+            n_tokens=sum(int(experience.rollout.loss_mask.sum()) for experience in part),
+            reward_mean=sum(experience.reward for experience in part) / len(part),
+            pass_rate_mean=sum(experience.pass_rate for experience in part) / len(part),
+        )
+        for domain, part in grouped.items()
+    }
