@@ -149,7 +149,7 @@ class DecoupledPpo:
         losses, weight, clipped, over = self.token_losses(theta, prox, behaviour, advantage)
         with torch.no_grad():
             log_weight = log_ratio(prox, behaviour)
-            divergence = weight - log_weight - 1.0
+            divergence = torch.expm1(log_weight) - log_weight
             zero = torch.zeros((), dtype=theta.dtype, device=theta.device)
             sums = ObjectiveSums(
                 tokens=zero + theta.numel(),

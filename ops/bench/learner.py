@@ -43,10 +43,13 @@ def run(
     log-normal length (median 12). Returns tokens/s (without padding) of both as medians over rounds, and ``ratio``,
     the median of the rounds' ratios: 1 is free, ``aim`` is what is asked for.
     """
+    import torch
+
     from actors.learner.config import LearnerConfig
     from actors.learner.trainer import Trainer
 
-    config = LearnerConfig(micro_batch_tokens=micro_batch_tokens, device=device, threads=1, warmup_steps=0)
+    config = LearnerConfig(micro_batch_tokens=micro_batch_tokens, warmup_steps=0)
+    torch.set_num_threads(config.threads)
     batch = _batch(tasks * samples, seed)
     tokens = sum(sample.prompt_ids.size + sample.token_ids.size for sample in batch)
     with tempfile.TemporaryDirectory(prefix="busrl-bench-") as folder:

@@ -17,7 +17,7 @@ FILES = ("model.safetensors", "optimizer.safetensors", "rng.safetensors", "state
 
 
 def trainer(policy, seed=0) -> Trainer:
-    return Trainer(policy, LearnerConfig(device="cpu"), seed)
+    return Trainer(policy, LearnerConfig(), seed)
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from actors.policy.model import PolicyError
 
 
 def trainer(policy, **settings) -> Trainer:
-    return Trainer(policy, LearnerConfig.model_validate({"device": "cpu", "warmup_steps": 0, **settings}), seed=0)
+    return Trainer(policy, LearnerConfig.model_validate({"warmup_steps": 0, **settings}), seed=0)
 
 
 def weights(policy) -> dict[str, torch.Tensor]:
