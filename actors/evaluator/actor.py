@@ -10,6 +10,8 @@ import asyncio
 from collections import defaultdict
 from typing import cast
 
+import torch
+
 from actors.evaluator.config import EvaluatorConfig
 from actors.evaluator.scoring import Score, Scorer
 from actors.policy.engine import TorchEngine
@@ -21,6 +23,7 @@ from actors.verifiers.pool import VerifierPool
 from messages import Evaluation, Task, WeightManifest, derive
 from messages.topics import EVALUATIONS, TASKS, WEIGHTS
 from ops import semconv
+from ops.telemetry import Attributes
 from runtime import weights
 from runtime.actor import Actor, ActorContext, Out, follows
 from runtime.errors import UserError, WeightsRefused
@@ -39,7 +42,7 @@ class Evaluator(Actor):
         domains = sorted(context.run.domains)
         self.domains = [name for i, name in enumerate(domains) if i % context.count == context.index % context.count]
         self._wanted: asyncio.Queue[WeightManifest] = asyncio.Queue()
-        self._queued: VersionMark = (-1, -1)
+        self._queued = (-1, -1)
 
     async def start(self) -> None:
         """Load the policy and start the engine and the check processes."""
@@ -87,14 +90,22 @@ class Evaluator(Actor):
             if not self._wanted.empty() and not self.is_full(manifest.version):
                 continue  # late already: the next one matters more
             try:
-                payload, _ = await weights.fetch(self.bus, manifest, self.context.host)
-                await self.engine.load_weights(from_bytes(payload), manifest.epoch, manifest.version)
+                await self.engine.load_weights(await self._tensors(manifest), manifest.epoch, manifest.version)
             except (WeightsRefused, DamagedWeights, EngineError) as error:
                 self.counters["weights_refused"] += 1
                 self.log.warning("version not scored", version=manifest.version, error=str(error))
                 continue
             self.gate.passed(manifest)
             await self._score_domains(manifest)
+
+    async def _tensors(self, manifest: WeightManifest) -> dict[str, torch.Tensor]:
+        """A version's tensors; those of version 0 are the policy folder's, however long ago they were broadcast."""
+        if manifest.version == 0:
+            path, device = self.context.run.policy.path, self.context.run.policy.device
+            policy = await asyncio.to_thread(load_policy, path, device, self.context.run.policy.dtype)
+            return policy.named_tensors()
+        payload, _ = await weights.fetch(self.bus, manifest, self.context.host)
+        return from_bytes(payload)
 
     async def _score_domains(self, manifest: WeightManifest) -> None:
         full = self.is_full(manifest.version)
@@ -108,7 +119,7 @@ class Evaluator(Actor):
         for domain in self.domains:
             if (manifest.version, domain, full) in done or not tasks[domain]:
                 continue
-            attributes = {semconv.RL_DOMAIN: domain, semconv.RL_POLICY_VERSION: manifest.version}
+            attributes: Attributes = {semconv.RL_DOMAIN: domain, semconv.RL_POLICY_VERSION: manifest.version}
             with self.context.telemetry.span("evaluate", root=True, attributes=attributes):
                 score = await self.scorer.score(tasks[domain], n)
                 await self._publish(manifest, domain, score, full)
@@ -150,6 +161,3 @@ class Evaluator(Actor):
             return {}
         self.counters["tokens"] = self.engine.load().generated_tokens
         return {"version": self.gate.version, "epoch": self.gate.epoch, "waiting": self._wanted.qsize()}
-
-
-VersionMark = tuple[int, int]

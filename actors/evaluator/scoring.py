@@ -1,4 +1,4 @@
-"""Scoring a policy on held-out tasks: sampled accuracy at temperature 1 and greedy accuracy, by the tasks' verifiers."""
+"""Scoring a policy on held-out tasks: accuracy of samples at temperature 1 and of the greedy answer."""
 
 from __future__ import annotations
 
