@@ -37,7 +37,7 @@ def run_folder(tmp_path: Path) -> Path:
 
 def test_a_task_is_followed_over_processes_into_the_step_that_trained_it(run_folder, capsys):
     assert traces.main([str(run_folder), "t1"]) == 0
-    names = [line.split(" ms  ", 1)[1] for line in capsys.readouterr().out.splitlines()]
+    names = [line.split(" ms ")[2][1:] for line in capsys.readouterr().out.splitlines()]
     assert names == [
         "dispatch [curriculum-0] task.id=t1 group.id=g1",
         "  publish busrl.{run}.turns.{domain} [curriculum-0] batch.message_count=1",
