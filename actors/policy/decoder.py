@@ -8,8 +8,11 @@ Hugging Face causal LM that keeps an attention cache; a family with a faster way
 from __future__ import annotations
 
 import inspect
+from collections.abc import Sequence
 from typing import Any, Protocol
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from transformers import PreTrainedModel
 from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache
@@ -21,9 +24,9 @@ from actors.policy.kv_cache import KVCache, LayerKV
 class Decoder(Protocol):
     """What the engine needs of a model."""
 
-    def prefill(self, tokens: torch.Tensor, valid: torch.Tensor | None) -> tuple[torch.Tensor, list[LayerKV]]:
-        """Read left-padded prompts: int64 [b, p], valid bool [b, p] (None: all) -> last logits [b,
-        vocabulary], KV.
+    def prefill(self, prompts: Sequence[npt.NDArray[np.int32]]) -> tuple[torch.Tensor, list[LayerKV]]:
+        """Read prompts, b arrays of ids -> logits after the last token [b, vocabulary] and their KV, padded on
+        the left to the longest: per layer keys and values [b, heads, longest, size], the padding finite.
         """
         ...
 
@@ -49,11 +52,15 @@ def decoder_for(model: PreTrainedModel, *, fast: bool | None = None) -> Decoder:
     return GenericDecoder(model)
 
 
-def positions_of(tokens: torch.Tensor, valid: torch.Tensor | None) -> torch.Tensor:
-    """Positions int64 [b, p] of left-padded tokens (0 on the padding)."""
-    if valid is None:
-        return torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
-    return (valid.cumsum(-1) - 1).clamp_(min=0)
+def pad_left(prompts: Sequence[npt.NDArray[np.int32]]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
+    """Lay prompts out as [b, longest], ending in the last column; the ids and which of them are real."""
+    width = max(map(len, prompts))
+    tokens = np.zeros((len(prompts), width), np.int64)
+    valid = np.zeros((len(prompts), width), np.bool_)
+    for row, prompt in enumerate(prompts):
+        tokens[row, width - len(prompt) :] = prompt
+        valid[row, width - len(prompt) :] = True
+    return tokens, valid
 
 
 class GenericDecoder:
@@ -65,19 +72,21 @@ class GenericDecoder:
                 f"{type(model).__name__} keeps a recurrent state; the engine needs an attention cache"
             )
         self._model = model
+        self._device: torch.device = next(model.parameters()).device
         accepted = inspect.signature(model.forward).parameters
         self._takes_positions = "position_ids" in accepted
         self._keep_last: dict[str, Any] = {"logits_to_keep": 1} if "logits_to_keep" in accepted else {}
         self._view: _CacheView | None = None
 
-    def prefill(self, tokens: torch.Tensor, valid: torch.Tensor | None) -> tuple[torch.Tensor, list[LayerKV]]:
+    def prefill(self, prompts: Sequence[npt.NDArray[np.int32]]) -> tuple[torch.Tensor, list[LayerKV]]:
         """See Decoder.prefill. Padding is zeroed in the KV: a fully masked query may have come out as NaN."""
         cache = DynamicCache()
-        every = torch.ones_like(tokens, dtype=torch.bool) if valid is None else valid
-        logits = self._forward(tokens, positions_of(tokens, valid), every, cache)
+        ids, real = pad_left(prompts)
+        tokens, valid = (torch.from_numpy(x).to(self._device, non_blocking=True) for x in (ids, real))
+        logits = self._forward(tokens, (valid.cumsum(-1) - 1).clamp_(min=0), valid, cache)
         layers: list[Any] = cache.layers
         kv: list[LayerKV] = [(layer.keys, layer.values) for layer in layers]
-        if valid is None:
+        if real.all():
             return logits, kv
         padding = ~valid[:, None, :, None]
         return logits, [(keys.masked_fill(padding, 0), values.masked_fill(padding, 0)) for keys, values in kv]

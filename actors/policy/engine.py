@@ -341,18 +341,10 @@ class TorchEngine:
         return max(needed, min(needed + needed // 4 + 32, self.kv_tokens // self._row_limit(needed)))
 
     def _prefill(self, pendings: list[Pending]) -> _Prompts:
-        """Read prompts, left-padded to the longest."""
-        lengths = [len(p.request.prompt_ids) for p in pendings]
-        width = max(lengths)
-        tokens = np.zeros((len(pendings), width), np.int64)
-        for row, pending in zip(tokens, pendings, strict=True):
-            row[width - len(pending.request.prompt_ids) :] = pending.request.prompt_ids
-        valid = None
-        if min(lengths) < width:
-            mask = np.arange(width) >= width - np.array(lengths)[:, None]
-            valid = torch.from_numpy(mask).to(self._device, non_blocking=True)
-        self.stats.prompt_tokens += sum(lengths)
-        return _Prompts(*self._decoder.prefill(torch.from_numpy(tokens).to(self._device, non_blocking=True), valid))
+        """Read prompts."""
+        prompts = [p.request.prompt_ids for p in pendings]
+        self.stats.prompt_tokens += sum(map(len, prompts))
+        return _Prompts(*self._decoder.prefill(prompts))
 
     def _place(self, prompts: _Prompts, plan: list[tuple[Pending, int]]) -> torch.Tensor:
         """Give each (request, k) its rows, copying the prompt's KV; return the rows' logits."""

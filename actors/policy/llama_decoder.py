@@ -8,16 +8,18 @@ batched products over the used columns.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 from torch import nn
 from transformers import PreTrainedModel
 
-from actors.policy.decoder import positions_of
+from actors.policy.decoder import pad_left
 from actors.policy.kv_cache import KVCache, LayerKV
 
 _FAMILY = {
@@ -95,27 +97,31 @@ class LlamaDecoder:
         self._cos = self._sin = torch.zeros(0)
         self._extend_rope(256)
 
-    def prefill(self, tokens: torch.Tensor, valid: torch.Tensor | None) -> tuple[torch.Tensor, list[LayerKV]]:
-        """See Decoder.prefill. The last block runs beyond its keys and values for the last token alone."""
-        b, p = tokens.shape
-        mask = None if valid is None else _prefill_mask(valid)
+    def prefill(self, prompts: Sequence[npt.NDArray[np.int32]]) -> tuple[torch.Tensor, list[LayerKV]]:
+        """See Decoder.prefill.
+
+        Only the attention pays for padding: everything else runs over the real tokens, one after another; and the
+        last block computes no more than keys and values for any token but each prompt's last.
+        """
+        layout = _Layout(prompts, self._embed.weight.device)
         kv: list[LayerKV] = []
         final = len(self._layers) - 1
 
         def attend(layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-            q, k, v = (x.reshape(b, p, -1, self._size).transpose(1, 2) for x in (q, k, v))
-            kv.append((k, v))
-            seen, causal = mask, mask is None
-            if layer == final:
-                q, seen, causal = q[:, :, -1:], None if mask is None else mask[:, :, -1:], False
-            gqa = self._heads != self._kv_heads
+            kv.append((layout.pad(k), layout.pad(v)))
+            queries = q.index_select(0, layout.last)[:, :, None] if layer == final else layout.pad(q)
+            mask = layout.mask if layout.mask is None or layer != final else layout.mask[:, :, -1:]
             out = F.scaled_dot_product_attention(
-                q, k, v, attn_mask=seen, is_causal=causal, scale=self._scale, enable_gqa=gqa
+                queries,
+                *kv[-1],
+                attn_mask=mask,
+                is_causal=mask is None and layer != final,
+                scale=self._scale,
+                enable_gqa=self._heads != self._kv_heads,
             )
-            return out.transpose(1, 2).reshape(b * q.shape[2], -1)
+            return out.flatten(1) if layer == final else layout.unpad(out)
 
-        x = self._blocks(tokens.reshape(-1), positions_of(tokens, valid).reshape(-1), p, attend)
-        return self._logits(x), kv
+        return self._logits(self._blocks(layout.tokens, layout.positions, layout.width, attend, layout.last)), kv
 
     def decode(self, tokens: torch.Tensor, positions: torch.Tensor, cache: KVCache) -> torch.Tensor:
         """See Decoder.decode."""
@@ -134,10 +140,17 @@ class LlamaDecoder:
 
         return self._logits(self._blocks(tokens, positions, cache.used + 1, attend))
 
-    def _blocks(self, tokens: torch.Tensor, positions: torch.Tensor, reach: int, attend: _Attend) -> torch.Tensor:
+    def _blocks(
+        self,
+        tokens: torch.Tensor,
+        positions: torch.Tensor,
+        reach: int,
+        attend: _Attend,
+        last: torch.Tensor | None = None,
+    ) -> torch.Tensor:
         """Run all blocks over flat tokens [t] at positions [t] < reach; return hidden states [t, h].
 
-        In the last block `attend` may return a row for every sequence's last token alone; so does this, then.
+        With `last` [b], only these tokens' states [b, h]: the last block's `attend` then returns theirs alone.
         """
         if reach > self._cos.shape[0]:
             self._extend_rope(reach)
@@ -154,8 +167,8 @@ class LlamaDecoder:
                 qk = torch.cat((q, _rms_norm(qk[:, self._heads :], layer.k_norm, layer.eps)), 1)
             qk = _rotate(qk, cos, sin)
             mixed = attend(index, qk[:, : self._heads], qk[:, self._heads :], qkv[:, rotated:])
-            if len(mixed) != len(x):
-                x = x.view(len(mixed), -1, x.shape[-1])[:, -1]
+            if last is not None and index == len(self._layers) - 1:
+                x = x.index_select(0, last)
             x = _project(x, mixed, layer.out)
             h = _rms_norm(x, layer.norm_2, layer.eps)
             gate, up = F.linear(h, layer.gate_up, layer.gate_up_bias).chunk(2, dim=-1)
@@ -175,6 +188,43 @@ class LlamaDecoder:
         sin = sin[0].clone()
         sin[:, : self._size // 2].neg_()
         self._cos, self._sin = cos[0][:, None].contiguous(), sin[:, None].contiguous()
+
+
+class _Layout:
+    """Where the tokens of several prompts are: one after another [t], and padded on the left [b, width].
+
+    last [b]: each prompt's last among the t. mask: causal and unpadded, bool [b, 1, width, width]; padding sees
+    itself, for a row that sees nothing is NaN; None when there is no padding.
+    """
+
+    def __init__(self, prompts: Sequence[npt.NDArray[np.int32]], device: torch.device) -> None:
+        def put(array: npt.NDArray[Any]) -> torch.Tensor:
+            return torch.from_numpy(array).to(device, non_blocking=True)
+
+        lengths = np.array([len(p) for p in prompts])
+        self.width, self._b = int(lengths.max()), len(prompts)
+        _, real = pad_left(prompts)
+        self.tokens = put(np.concatenate(prompts).astype(np.int64))
+        self.positions = put(np.concatenate([np.arange(n) for n in lengths]))
+        self.last = put(np.cumsum(lengths) - 1)
+        self._padded = not real.all()
+        self._slots = put(np.flatnonzero(real)) if self._padded else self.last
+        self.mask: torch.Tensor | None = None
+        if self._padded:
+            square = np.tril(np.ones((self.width, self.width), np.bool_))
+            self.mask = put(((square & real[:, None]) | np.eye(self.width, dtype=np.bool_))[:, None])
+
+    def pad(self, x: torch.Tensor) -> torch.Tensor:
+        """[t, heads, size] -> [b, heads, width, size], zeros on the padding."""
+        if not self._padded:
+            return x.reshape(self._b, self.width, *x.shape[1:]).transpose(1, 2)
+        padded = x.new_zeros(self._b * self.width, *x.shape[1:]).index_copy_(0, self._slots, x)
+        return padded.view(self._b, self.width, *x.shape[1:]).transpose(1, 2)
+
+    def unpad(self, x: torch.Tensor) -> torch.Tensor:
+        """[b, heads, width, size] -> [t, heads * size]."""
+        flat = x.transpose(1, 2).reshape(self._b * self.width, -1)
+        return flat.index_select(0, self._slots) if self._padded else flat
 
 
 def _fuse(layer: Any) -> _Layer:
@@ -237,11 +287,3 @@ def _project(residual: torch.Tensor, x: torch.Tensor, linear: nn.Linear) -> torc
 def _softmax(scores: torch.Tensor) -> torch.Tensor:
     """Softmax in float32, back in the scores' dtype."""
     return torch.softmax(scores, dim=-1, dtype=torch.float32).to(scores.dtype)
-
-
-def _prefill_mask(valid: torch.Tensor) -> torch.Tensor:
-    """Causal and unpadded, bool [b, 1, p, p]; padding sees itself, for a row that sees nothing is NaN."""
-    p = valid.shape[1]
-    causal = torch.ones(p, p, dtype=torch.bool, device=valid.device).tril_()
-    itself = torch.eye(p, dtype=torch.bool, device=valid.device)
-    return ((causal & valid[:, None, :]) | itself)[:, None]
