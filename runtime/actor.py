@@ -151,6 +151,7 @@ class Actor:
         self.counters: defaultdict[str, float] = defaultdict(float)
         self.state = ActorState.STARTING
         self.background: set[asyncio.Task[None]] = set()
+        self.spawned = asyncio.Event()
         self.draining = asyncio.Event()
         self.unpaused = asyncio.Event()
         self.unpaused.set()
@@ -181,6 +182,7 @@ class Actor:
         """Run a background task; its failure is the actor's failure (the supervisor restarts it)."""
         task = asyncio.create_task(work, name=name)
         self.background.add(task)
+        self.spawned.set()
 
     async def send(self, out: Out, input_id: str) -> None:
         """Publish an output outside a handler, under an id derived from ``input_id``, until it is stored."""

@@ -17,7 +17,7 @@ import xxhash
 
 from messages.headers import MSG_ID
 from messages.topics import BLOBS
-from runtime.errors import BlobGone
+from runtime.errors import BlobGone, BusError
 from runtime.pull import OrderedReader
 
 if TYPE_CHECKING:
@@ -27,7 +27,8 @@ CHUNK_BYTES = 512 << 10
 WINDOW = 8
 GET_TIMEOUT_S = 60.0
 
-_TOKEN = re.compile(r"^[A-Za-z0-9_-]{1,128}$")
+_NAME = re.compile(r"[A-Za-z0-9_-]{1,128}")
+_CLAIM = re.compile(r"([A-Za-z0-9_-]{1,160});([0-9]{1,15});(xxh3-128:[0-9a-f]{32});([0-9]{1,9})")
 
 
 def digest_of(payload: bytes | memoryview) -> str:
@@ -53,13 +54,17 @@ class StreamDigest:
 async def put(
     bus: Bus, payload: bytes | memoryview, blob_id: str | None = None, deadline_s: float | None = 60.0
 ) -> str:
-    """Store a payload as chunks; returns the claim. Repeating it with the same id within the window is harmless.
+    """Store a payload as chunks; returns the claim.
+
+    The content is part of the id: work that is done twice with another result (samples of a repeated turn) leaves the
+    first result's claim readable.
 
     Raises:
         BusFull: the blobs stream is at its bound past the deadline.
     """
-    token = blob_id if blob_id and _TOKEN.match(blob_id) else uuid.uuid4().hex
     view = memoryview(payload)
+    digest = digest_of(view)
+    token = f"{blob_id if blob_id and _NAME.fullmatch(blob_id) else uuid.uuid4().hex}-{digest[-16:]}"
     starts = range(0, len(view), CHUNK_BYTES)
     window = asyncio.Semaphore(WINDOW)
 
@@ -73,10 +78,13 @@ async def put(
                 deadline_s,
             )
 
-    async with asyncio.TaskGroup() as group:
-        for number, start in enumerate(starts):
-            group.create_task(send(number, start))
-    return f"{token};{len(view)};{digest_of(view)};{len(starts)}"
+    try:
+        async with asyncio.TaskGroup() as group:
+            for number, start in enumerate(starts):
+                group.create_task(send(number, start))
+    except ExceptionGroup as failed:
+        raise failed.exceptions[0] from None
+    return f"{token};{len(view)};{digest};{len(starts)}"
 
 
 def parse_claim(claim: str) -> tuple[str, int, str, int]:
@@ -85,15 +93,13 @@ def parse_claim(claim: str) -> tuple[str, int, str, int]:
     Raises:
         BlobGone: it is not a claim.
     """
-    parts = claim.split(";")
-    if (
-        len(parts) != 4
-        or not parts[1].isdigit()
-        or not parts[3].isdigit()
-        or (not parts[0].isalnum() and "_" not in parts[0])
-    ):
+    match = _CLAIM.fullmatch(claim)
+    if match is None:
         raise BlobGone(f"claim {claim[:80]!r} is not of the form id;size;digest;chunks")
-    return parts[0], int(parts[1]), parts[2], int(parts[3])
+    blob_id, size, digest, n_chunks = match[1], int(match[2]), match[3], int(match[4])
+    if size > BLOBS.max_bytes or n_chunks != -(-size // CHUNK_BYTES):
+        raise BlobGone(f"claim {claim[:80]!r} has {n_chunks} chunks for {size} bytes")
+    return blob_id, size, digest, n_chunks
 
 
 async def get(bus: Bus, claim: str) -> bytes:
@@ -101,6 +107,7 @@ async def get(bus: Bus, claim: str) -> bytes:
 
     Raises:
         BlobGone: a chunk is missing (deleted or expired), or the digest does not match.
+        BusError: the bus did not deliver it in time; it may still be there.
     """
     blob_id, size, digest, n_chunks = parse_claim(claim)
     chunks: dict[int, bytes] = {}
@@ -111,9 +118,11 @@ async def get(bus: Bus, claim: str) -> bytes:
                 if await reader.at_end():
                     break
                 for message in await reader.fetch(batch=64, max_bytes=8 << 20, expires_s=1.0):
-                    chunks[int(message.subject.rsplit(".", 1)[1])] = message.data
+                    number = message.subject.rsplit(".", 1)[1]
+                    if number.isascii() and number.isdigit() and len(number) < 10 and int(number) < n_chunks:
+                        chunks[int(number)] = message.data
     except TimeoutError as error:
-        raise BlobGone(f"blob {blob_id}: {len(chunks)} of {n_chunks} chunks after {GET_TIMEOUT_S:.0f} s") from error
+        raise BusError(f"blob {blob_id}: {len(chunks)} of {n_chunks} chunks after {GET_TIMEOUT_S:.0f} s") from error
     finally:
         await reader.close()
     return _joined(blob_id, chunks, size, digest, n_chunks)

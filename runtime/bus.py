@@ -11,14 +11,16 @@ import asyncio
 import contextlib
 import json
 import random
+import re
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import nats
 import nats.errors
 import nats.js.errors
+import structlog
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.js.client import JetStreamContext
@@ -28,7 +30,7 @@ from ops import semconv
 from ops.telemetry import Telemetry, disabled
 from runtime import blobs
 from runtime.backoff import Backoff
-from runtime.errors import BusError, BusFull, BusUnreachable, StreamMissing
+from runtime.errors import BusError, BusFull, BusUnreachable, Forbidden, StreamMissing
 from runtime.follow import follow
 from runtime.parcel import Published, Received, StreamState
 
@@ -36,7 +38,12 @@ CLAIM_THRESHOLD_BYTES = 1 << 20
 PUBLISH_TIMEOUT_S = 5.0
 API_TIMEOUT_S = 5.0
 
+MAX_DENIED = 1024
+
+log = structlog.get_logger()
+
 _STREAM_FULL = 10077
+_DENIED = re.compile(r'permissions violation for (publish|subscription) to "([^"]*)"', re.IGNORECASE)
 _RETRYABLE = (
     nats.errors.TimeoutError,
     nats.errors.ConnectionReconnectingError,
@@ -74,6 +81,7 @@ class Bus:
     telemetry: Telemetry = field(default_factory=disabled)
     rng: random.Random = field(default_factory=random.Random)
     cost: BusCost = field(default_factory=BusCost)
+    _denied: set[str] = field(default_factory=set)
 
     @classmethod
     async def connect(
@@ -94,9 +102,13 @@ class Bus:
         """
         check_name(run, "run")
         refused: list[Exception] = []
+        bus: Bus | None = None
 
         async def on_error(error: Exception) -> None:
-            refused.append(error)
+            if bus is None:
+                refused.append(error)
+            else:
+                bus._on_error(error)
 
         options: dict[str, Any] = {"user": user, "password": password} if user else {}
         try:
@@ -122,8 +134,18 @@ class Bus:
             raise BusUnreachable(
                 f"no bus at {url}: {reason}; is the run up, and are the credentials its own?"
             ) from error
-        refused.clear()
-        return cls(nc, nc.jetstream(timeout=API_TIMEOUT_S), run, name, telemetry or disabled())
+        bus = cls(nc, nc.jetstream(timeout=API_TIMEOUT_S), run, name, telemetry or disabled())
+        return bus
+
+    def _on_error(self, error: Exception) -> None:
+        """What the connection says beside any answer: above all, what this user may not do."""
+        denied = _DENIED.search(str(error))
+        if denied is None:
+            log.warning("bus", name=self.name, error=str(error) or type(error).__name__)
+            return
+        log.error("bus: not permitted", name=self.name, operation=denied[1].lower(), subject=denied[2])
+        if denied[1].lower() == "publish" and len(self._denied) < MAX_DENIED:
+            self._denied.add(denied[2])
 
     async def close(self) -> None:
         """Send what is buffered and disconnect."""
@@ -155,6 +177,7 @@ class Bus:
         Raises:
             BusFull: the stream stayed at its bound until the deadline.
             StreamMissing: nothing answered for the stream until the deadline.
+            Forbidden: this user may not publish there.
             nats.js.errors.APIError: the server refuses this message for good.
         """
         started = time.perf_counter()
@@ -202,6 +225,8 @@ class Bus:
             except _RETRYABLE as error:
                 if "per subject" in str(getattr(error, "description", "")):
                     raise
+                if subject in self._denied:
+                    raise Forbidden(f"the bus user of {self.name} may not publish to {subject}") from error
                 if give_up is not None and time.monotonic() >= give_up:
                     raise self._publish_error(subject, stream, error) from error
                 await asyncio.sleep(backoff.delay_s(attempt, self.rng))
@@ -287,7 +312,7 @@ class Bus:
         state = answer["state"]
         return StreamState(state["messages"], state["bytes"], state["first_seq"], state["last_seq"])
 
-    def follow(self, topic: Topic, start: str | int = "all", *key: str) -> AsyncIterator[Received]:
+    def follow(self, topic: Topic, start: str | int = "all", *key: str) -> AsyncGenerator[Received, None]:
         """Read a topic on and on, without a gap, through reconnects and server restarts.
 
         Args:

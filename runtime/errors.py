@@ -27,6 +27,10 @@ class StreamMissing(BusError):
     """A stream or consumer of the table is not on the server, and stayed away past the deadline."""
 
 
+class Forbidden(BusError):
+    """The bus's user may not do this; trying again would not help."""
+
+
 class DeclarationMismatch(UserError, BusError):
     """A stream or consumer exists with another configuration than this release's table has."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from typing import TYPE_CHECKING
 
 import structlog
@@ -20,7 +20,7 @@ log = structlog.get_logger()
 
 async def follow(
     bus: Bus, topic: Topic, start: str | int, key: tuple[str, ...], *, until_caught_up: bool = False
-) -> AsyncIterator[Received]:
+) -> AsyncGenerator[Received, None]:
     """See :meth:`runtime.bus.Bus.follow`. A parcel that does not decode is logged and passed over."""
     subject = topic.subject(bus.run, *key) if key else topic.all_subjects(bus.run)
     reader = OrderedReader(bus, topic, filter_subject=subject, start=start)

@@ -25,7 +25,7 @@ from runtime import blobs
 from runtime.actor import Actor, Delivery, Out, Work
 from runtime.backoff import Backoff
 from runtime.declare import declare_consumer
-from runtime.errors import BlobGone, Rejected, Retry
+from runtime.errors import BlobGone, BusError, Rejected, Retry
 from runtime.pull import ConsumerGone, PullRequests
 
 log = structlog.get_logger()
@@ -33,6 +33,9 @@ log = structlog.get_logger()
 MAX_DELIVERIES = 5
 """Deliveries of one message before it is given up: this many handlers died on it or asked for a retry."""
 FETCH_EXPIRES_S = 2.0
+GONE_S = 0.5
+"""Pause before a consumer that is gone is declared again."""
+SETTLE_S = 5.0
 RETRY = Backoff(first_s=0.5, most_s=30.0)
 
 
@@ -47,8 +50,9 @@ class Inbox:
         self._stream = work.topic.stream(actor.bus.run)
         self._durable = work.topic.durable(actor.kind)
         self._limit = actor.concurrency(work.topic)
-        self._room = asyncio.Semaphore(self._limit)
+        self._ended = asyncio.Event()
         self._tasks: dict[asyncio.Task[None], Msg] = {}
+        self._keeper: asyncio.Task[None] | None = None
 
     @property
     def in_flight(self) -> int:
@@ -56,35 +60,28 @@ class Inbox:
         return len(self._tasks)
 
     async def run(self) -> None:
-        """Fetch and handle until the actor drains."""
-        keeper = asyncio.create_task(self._keep_alive(), name=f"keep-{self._work.topic.name}")
+        """Fetch and handle until the actor drains; cancelled, fetch no more and give back what was not begun."""
+        self._keeper = asyncio.create_task(self._keep_alive(), name=f"keep-{self._work.topic.name}")
         pull = PullRequests(self._bus, self._stream, self._durable)
         try:
             if self._actor.singleton:
                 await declare_consumer(self._bus, self._work.topic, self._actor.kind, afresh=True)
             while not self._actor.draining.is_set():
-                await self._actor.unpaused.wait()
-                await self._room.acquire()
-                self._room.release()
-                free = self._limit - len(self._tasks)
+                if not self._actor.unpaused.is_set():
+                    await self._give_back(pull)
+                    await self._actor.unpaused.wait()
+                free = await self._room()
                 try:
                     messages = await pull.fetch(free, self._work.max_fetch_bytes, FETCH_EXPIRES_S)
                 except ConsumerGone as gone:
-                    log.warning("consumer gone, declaring it again", error=str(gone))
-                    await asyncio.sleep(0.5)
-                    await declare_consumer(self._bus, self._work.topic, self._actor.kind)
+                    await self._declare_again(gone)
                     continue
                 for message in messages:
-                    await self._room.acquire()
                     task = asyncio.create_task(self._handle(message))
                     self._tasks[task] = message
                     task.add_done_callback(self._done)
         finally:
-            for message in await pull.close():
-                await _answer(message.nak())
-            if not self._actor.draining.is_set():
-                keeper.cancel()
-            self._keeper = keeper
+            await self._give_back(pull)
 
     async def finish(self, limit_s: float) -> None:
         """Wait for the handlers; what is not finished in ``limit_s`` is given back for another to do."""
@@ -94,11 +91,31 @@ class Inbox:
             task.cancel()
         if self._tasks:
             await asyncio.wait(list(self._tasks), timeout=5)
-        self._keeper.cancel()
+        if self._keeper is not None:
+            self._keeper.cancel()
+
+    async def _room(self) -> int:
+        while len(self._tasks) >= self._limit:
+            self._ended.clear()
+            await self._ended.wait()
+        return self._limit - len(self._tasks)
+
+    @staticmethod
+    async def _give_back(pull: PullRequests) -> None:
+        for message in await pull.close():
+            await _answer(message.nak())
+
+    async def _declare_again(self, gone: ConsumerGone) -> None:
+        log.warning("consumer gone, declaring it again", error=str(gone))
+        await asyncio.sleep(GONE_S)
+        try:
+            await declare_consumer(self._bus, self._work.topic, self._actor.kind)
+        except BusError as error:
+            log.error("consumer not declared", error=str(error))
 
     def _done(self, task: asyncio.Task[None]) -> None:
         self._tasks.pop(task, None)
-        self._room.release()
+        self._ended.set()
         if not task.cancelled() and task.exception() is not None:
             log.error("inbox task failed", error=repr(task.exception()))
 
@@ -147,20 +164,19 @@ class Inbox:
                 outputs: Sequence[Out] = await self._handler(delivery)
                 await self._publish(outputs, delivery_id)
                 started = time.perf_counter()
-                await _answer(message.ack())
+                await self._settle(message, found.get(headers.CLAIM))
                 self._bus.cost.ack_s += time.perf_counter() - started
             except Retry as retry:
-                actor.counters["retries"] += 1
-                delay_s = retry.after_s or RETRY.delay_s(metadata.num_delivered, actor.context.rng)
-                log.warning("handler asks for a retry", topic=topic.name, error=str(retry), after_s=round(delay_s, 2))
                 span.record_exception(retry)
-                await _answer(message.nak(delay_s))
-                return
+                await self._deliver_again(message, found, retry, retry.after_s)
             except asyncio.CancelledError:
                 await _answer(message.nak())
                 raise
             except (MessageError, BlobGone) as error:
                 await self._give_up(message, found, DeadReason.INVALID, error)
+            except BusError as error:  # the bus's fault, not the message's
+                span.record_exception(error)
+                await self._deliver_again(message, found, error, None)
             except Rejected as error:
                 await self._give_up(message, found, DeadReason.REJECTED, error)
             except _Exhausted as error:
@@ -168,7 +184,6 @@ class Inbox:
             except Exception as error:
                 await self._give_up(message, found, DeadReason.BUG, error)
         meters.process_duration.record(time.perf_counter() - began, labels)
-        await self._free_claim(found)
 
     async def _decode(self, message: Msg, found: dict[str, str]) -> list[Record]:
         records = await self._bus.unpack(message.data, found)
@@ -193,6 +208,20 @@ class Inbox:
             if stored.duplicate:
                 self._actor.counters["duplicates"] += 1
 
+    async def _deliver_again(
+        self, message: Msg, found: dict[str, str], error: Exception, after_s: float | None
+    ) -> None:
+        deliveries = message.metadata.num_delivered
+        self._actor.counters["retries"] += 1
+        if deliveries >= MAX_DELIVERIES:
+            exhausted = _Exhausted(f"given up after {deliveries} deliveries, the last with: {error}")
+            await self._give_up(message, found, DeadReason.EXHAUSTED, exhausted)
+            return
+        if after_s is None:
+            after_s = RETRY.delay_s(deliveries, self._actor.context.rng)
+        log.warning("to be delivered again", topic=self._work.topic.name, error=str(error), after_s=round(after_s, 2))
+        await _answer(message.nak(after_s))
+
     async def _give_up(self, message: Msg, found: dict[str, str], reason: DeadReason, error: Exception) -> None:
         self._actor.counters["dead"] += 1
         trace.get_current_span().record_exception(error)
@@ -203,6 +232,8 @@ class Inbox:
         metadata = message.metadata
         text = f"{type(error).__name__}: {error}" if reason is DeadReason.BUG else str(error)
         log.error("dead letter", topic=self._work.topic.name, seq=metadata.sequence.stream, reason=reason, error=text)
+        claim = found.get(headers.CLAIM)
+        payload = await self._whole_payload(message, found)
         letter = DeadLetter(
             id=derive("dead", self._stream, metadata.sequence.stream, found.get(headers.MSG_ID, "")),
             topic=self._work.topic.name,
@@ -215,14 +246,14 @@ class Inbox:
             deliveries=metadata.num_delivered,
             group_id=found.get(headers.GROUP),
             headers=found,
-            payload=await self._whole_payload(message, found),
+            payload=payload,
             died_s=self._actor.clock.now(),
         )
         extra = {headers.GROUP: letter.group_id} if letter.group_id else None
         await self._bus.publish(
             DEAD, [letter], self._work.topic.name, msg_id=letter.id, extra_headers=extra, deadline_s=None
         )
-        await _answer(message.term())
+        await self._settle(message, None if headers.CLAIM in found else claim, Msg.Ack.Term)
 
     async def _whole_payload(self, message: Msg, found: dict[str, str]) -> bytes:
         """The payload itself, so that the letter can be replayed after its claim has expired."""
@@ -237,13 +268,15 @@ class Inbox:
         found.pop(headers.CLAIM)
         return payload
 
-    async def _free_claim(self, found: dict[str, str]) -> None:
-        claim = found.get(headers.CLAIM)
+    async def _settle(self, message: Msg, claim: str | None, verb: bytes = Msg.Ack.Ack) -> None:
+        """Acknowledge. A claimed payload is freed, once the server has confirmed that nobody will be sent its claim."""
         if claim is None:
+            await _answer(message.ack() if verb == Msg.Ack.Ack else message.term())
             return
         try:
+            await self._bus.nc.request(message.reply, verb, timeout=SETTLE_S)
             await blobs.delete(self._bus, claim)
-        except Exception as error:  # room only: the blobs stream forgets it by age
+        except Exception as error:  # the message comes again, or the blobs stream forgets the payload by age
             log.warning("claimed payload not freed", error=str(error))
 
 

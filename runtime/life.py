@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import time
 
@@ -47,71 +48,104 @@ class Life:
         """
         actor = self.actor
         beats = [asyncio.create_task(self._beat(), name="beat"), asyncio.create_task(self._probe(), name="probe")]
-        health = await self._answer_health()
         tasks: set[asyncio.Task[None]] = set()
+        health: Subscription | None = None
         try:
-            await actor.start()
-            actor.state = ActorState.RUNNING
-            log.info("running")
-            tasks = {asyncio.create_task(inbox.run(), name=f"inbox-{i}") for i, inbox in enumerate(self._inboxes)}
-            tasks |= {asyncio.create_task(self._follow(f), name=f"follow-{f.topic.name}") for f in self._followed()}
-            await self._until_drained_or_failed(tasks)
+            health = await self._answer_health()
+            if await self._start():
+                actor.state = ActorState.RUNNING
+                log.info("running")
+                tasks = {asyncio.create_task(inbox.run(), name=f"inbox-{i}") for i, inbox in enumerate(self._inboxes)}
+                tasks |= {asyncio.create_task(self._follow(f), name=f"follow-{f.topic.name}") for f in self._followed()}
+                await self._until_drained_or_failed(tasks)
         finally:
-            await self._wind_down(tasks)
-            actor.state = ActorState.STOPPED
-            await self._send_beat()
-            for beat in beats:
-                beat.cancel()
-            await health.unsubscribe()
-            log.info("stopped")
+            try:
+                await self._wind_down(tasks)
+            finally:
+                actor.state = ActorState.STOPPED
+                await self._send_beat()
+                for beat in beats:
+                    beat.cancel()
+                await asyncio.gather(*beats, return_exceptions=True)
+                if health is not None:
+                    with contextlib.suppress(nats.errors.Error):
+                        await health.unsubscribe()
+                log.info("stopped")
+
+    async def _start(self) -> bool:
+        """Start the actor; False when it was told to drain before it was ready."""
+        starting = asyncio.create_task(self.actor.start(), name="start")
+        drain = asyncio.create_task(self.actor.draining.wait(), name="drain")
+        try:
+            await asyncio.wait({starting, drain}, return_when=asyncio.FIRST_COMPLETED)
+            if not starting.done():
+                return False
+            starting.result()  # raises what it failed with
+            return True
+        finally:
+            starting.cancel()
+            drain.cancel()
+            await asyncio.gather(starting, drain, return_exceptions=True)
 
     def _followed(self) -> list[Followed]:
         return [*self.actor.declared_follows(), Followed(CONTROL, "", "new")]
 
     async def _until_drained_or_failed(self, tasks: set[asyncio.Task[None]]) -> None:
-        drain = asyncio.create_task(self.actor.draining.wait(), name="drain")
+        actor = self.actor
+        drain = asyncio.create_task(actor.draining.wait(), name="drain")
         try:
-            while True:
-                watched = {drain, *tasks, *self.actor.background}
+            while not drain.done():
+                actor.spawned.clear()
+                more = asyncio.create_task(actor.spawned.wait(), name="spawned")
+                watched = {drain, more, *tasks, *actor.background}
                 done, _ = await asyncio.wait(watched, return_when=asyncio.FIRST_COMPLETED)
-                if drain in done:
-                    return
-                for task in done:
-                    task.result()  # raises what it failed with
+                more.cancel()
+                for task in done & {*tasks, *actor.background}:
                     tasks.discard(task)
-                    self.actor.background.discard(task)
+                    actor.background.discard(task)
+                    task.result()  # raises what it failed with
         finally:
             drain.cancel()
 
     async def _wind_down(self, tasks: set[asyncio.Task[None]]) -> None:
         actor = self.actor
+        ready = actor.state is not ActorState.STARTING
         actor.state = ActorState.DRAINING
         actor.draining.set()
         log.info("draining", in_flight=sum(inbox.in_flight for inbox in self._inboxes))
         inbox_tasks = [task for task in tasks if task.get_name().startswith("inbox")]
         actor.unpaused.set()
+        for task in inbox_tasks:
+            task.cancel()  # nothing new; what had not begun is given back
         if inbox_tasks:
             await asyncio.wait(inbox_tasks, timeout=5)
-        try:
-            await asyncio.wait_for(actor.drain(), self._drain_s)
-        except Exception as error:
-            log.error("drain failed", error=repr(error))
+        if ready:
+            try:
+                await asyncio.wait_for(actor.drain(), self._drain_s)
+            except Exception as error:
+                log.error("drain failed", error=repr(error))
         await asyncio.gather(*(inbox.finish(self._drain_s) for inbox in self._inboxes), return_exceptions=True)
         for task in (*tasks, *actor.background):
             task.cancel()
         await asyncio.gather(*tasks, *actor.background, return_exceptions=True)
-        await actor.stop()
+        try:
+            await actor.stop()
+        except Exception as error:
+            if ready:
+                raise
+            log.warning("stop failed after an unfinished start", error=repr(error))
 
     # --- followed topics --------------------------------------------------------------------------------------------
 
     async def _follow(self, followed: Followed) -> None:
         handler = getattr(self.actor, followed.method) if followed.method else self._on_control
-        async for received in self.actor.bus.follow(followed.topic, followed.start):
-            try:
-                await handler(received)
-            except Exception as error:  # one bad message must not end the following
-                log.exception("follow handler failed", topic=followed.topic.name, seq=received.seq)
-                await self._follow_dead(followed, received, error)
+        async with contextlib.aclosing(self.actor.bus.follow(followed.topic, followed.start)) as parcels:
+            async for received in parcels:
+                try:
+                    await handler(received)
+                except Exception as error:  # one bad message must not end the following
+                    log.exception("follow handler failed", topic=followed.topic.name, seq=received.seq)
+                    await self._follow_dead(followed, received, error)
 
     async def _follow_dead(self, followed: Followed, received: Received, error: Exception) -> None:
         self.actor.counters["dead"] += 1
@@ -149,7 +183,7 @@ class Life:
     def heartbeat(self) -> Heartbeat:
         """How the actor fares now."""
         actor, bus = self.actor, self.actor.bus
-        gauges = {**actor.gauges(), "bus_s": bus.cost.total_s, "published": bus.cost.published}
+        gauges = {**self._gauges(), "bus_s": bus.cost.total_s, "published": bus.cost.published}
         lag_s, self._loop_lag_s = self._loop_lag_s, 0.0
         return Heartbeat(
             kind=actor.kind,
@@ -165,6 +199,13 @@ class Life:
             counters=dict(actor.counters),
             gauges=gauges,
         )
+
+    def _gauges(self) -> dict[str, float]:
+        try:
+            return self.actor.gauges()
+        except Exception:  # what an actor can not say of itself must not make it look dead
+            log.exception("gauges failed")
+            return {}
 
     async def _beat(self) -> None:
         while True:

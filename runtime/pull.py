@@ -11,10 +11,11 @@ import contextlib
 import json
 import time
 import uuid
+from collections import deque
 from typing import TYPE_CHECKING, Any
 
 import nats.errors
-import nats.js.errors
+import structlog
 from nats.aio.msg import Msg
 
 from messages import Topic
@@ -26,8 +27,13 @@ if TYPE_CHECKING:
 
     from runtime.bus import Bus
 
+log = structlog.get_logger()
+
 GRACE_S = 2.0
 """A request whose end the server has not announced so long after its expiry was lost with a connection."""
+REFUSED_S = 0.2
+"""Pause after a request that the server refused (a leader change, a shutdown, too many requests)."""
+CLOSE_S = 2.0
 
 
 class ConsumerGone(Exception):
@@ -35,91 +41,130 @@ class ConsumerGone(Exception):
 
 
 class PullRequests:
-    """The pull protocol of one named consumer over one inbox."""
+    """The pull protocol of one named consumer over one inbox. A cancelled :meth:`fetch` loses nothing."""
 
     def __init__(self, bus: Bus, stream: str, consumer: str) -> None:
         self._bus = bus
         self._subject = f"$JS.API.CONSUMER.MSG.NEXT.{stream}.{consumer}"
         self._where = f"{consumer} of {stream}"
-        self._inbox = bus.nc.new_inbox()
+        self._inbox = ""
         self._sub: Subscription | None = None
+        self._arrived: deque[Msg] = deque()
+        self._news = asyncio.Event()
         self._request = 0
+        self._asked = 0
         self._owed = 0
         self._ends_at = 0.0
+        self._alone = False
+        self._gone: ConsumerGone | None = None
+        self._refused = False
+        self.idle = False
+        """The last fetch returned nothing because the server had nothing, for as long as it was asked to wait."""
 
     async def fetch(self, batch: int, max_bytes: int, expires_s: float) -> list[Msg]:
-        """What arrives first: at least one message, or none when ``expires_s`` passed.
+        """What arrives first: at least one message, or none when ``expires_s`` passed or the server refused.
+
+        A message that alone is larger than ``max_bytes`` is asked for by itself.
 
         Raises:
             ConsumerGone: the server says that the consumer or stream is not there.
         """
-        if self._sub is None:
-            self._sub = await self._bus.nc.subscribe(
-                f"{self._inbox}.*", pending_msgs_limit=65_536, pending_bytes_limit=512 << 20
-            )
-        if self._owed <= 0 or time.monotonic() > self._ends_at + GRACE_S:
+        await self._listen()
+        self.idle = self._refused = False
+        lost = time.monotonic() > self._ends_at + GRACE_S
+        if not self._arrived and self._gone is None and (self._owed <= 0 or lost):
             await self._ask(batch, max_bytes, expires_s)
         messages: list[Msg] = []
-        until = self._ends_at + GRACE_S
-        while self._owed > 0:
-            wait_s = until - time.monotonic() if not messages else 0.0
-            message = await self._next(wait_s)
-            if message is None:
-                if not messages:
-                    self._owed = 0
+        while len(messages) < batch:
+            if self._arrived:
+                message = self._arrived.popleft()
+                if message.reply:
+                    self._owed -= 1
+                    messages.append(message)
+                else:
+                    self._status(message)
+            elif messages or self._owed <= 0:
                 break
-            if self._is_status(message):
-                continue
-            self._owed -= 1
-            messages.append(message)
-            if len(messages) >= batch:
-                break
+            elif not await self._arrival(self._ends_at + GRACE_S):
+                self._owed = 0
+        if not messages and self._gone is not None:
+            gone, self._gone = self._gone, None
+            raise gone
+        if not messages and self._refused:
+            await asyncio.sleep(REFUSED_S)
         return messages
 
-    async def _ask(self, batch: int, max_bytes: int, expires_s: float) -> None:
-        self._request += 1
-        self._owed, self._ends_at = batch, time.monotonic() + expires_s
-        request = {"batch": batch, "max_bytes": max_bytes, "expires": int(expires_s * 1e9)}
-        await self._bus.nc.publish(self._subject, json.dumps(request).encode(), f"{self._inbox}.{self._request}")
+    async def _listen(self) -> None:
+        if self._sub is None:
+            self._inbox = self._bus.nc.new_inbox()
+            self._sub = await self._bus.nc.subscribe(
+                f"{self._inbox}.*", cb=self._arrive, pending_msgs_limit=65_536, pending_bytes_limit=512 << 20
+            )
 
-    async def _next(self, wait_s: float) -> Msg | None:
-        assert self._sub is not None
-        queue = self._sub._pending_queue
-        if wait_s <= 0 and queue.empty():
-            return None
+    async def _arrive(self, message: Msg) -> None:
+        self._arrived.append(message)
+        self._news.set()
+
+    async def _arrival(self, until: float) -> bool:
+        self._news.clear()
         try:
-            return await self._sub.next_msg(timeout=max(wait_s, 0.001))
-        except nats.errors.TimeoutError:
-            return None
-
-    def _is_status(self, message: Msg) -> bool:
-        if message.reply or not message.headers or "Status" not in message.headers:
+            async with asyncio.timeout(max(0.0, until - time.monotonic())):
+                await self._news.wait()
+        except TimeoutError:
             return False
-        if message.subject != f"{self._inbox}.{self._request}":
-            return True  # the end of an earlier request
-        status, text = message.headers["Status"], message.headers.get("Description", "").lower()
-        self._owed = 0
-        if status == "503" or (status == "409" and "deleted" in text) or (status == "404" and "consumer" in text):
-            raise ConsumerGone(f"{self._where}: {status} {text or 'nothing answers'}")
         return True
 
+    async def _ask(self, batch: int, max_bytes: int, expires_s: float) -> None:
+        request = {"batch": batch, "max_bytes": max_bytes, "expires": int(expires_s * 1e9)}
+        if self._alone:
+            request = {"batch": 1, "expires": int(expires_s * 1e9)}
+        self._request += 1
+        self._alone = False
+        self._asked = self._owed = request["batch"]
+        self._ends_at = time.monotonic() + expires_s
+        await self._bus.nc.publish(self._subject, json.dumps(request).encode(), f"{self._inbox}.{self._request}")
+
+    def _status(self, message: Msg) -> None:
+        """The server says that a request has ended, and why."""
+        if message.subject != f"{self._inbox}.{self._request}":
+            return  # an earlier request's end
+        found = message.headers or {}
+        status, text = found.get("Status", ""), found.get("Description", "").lower()
+        untouched = self._owed == self._asked
+        self._owed = 0
+        if status == "503" or "consumer deleted" in text or (status == "404" and "not found" in text):
+            self._gone = ConsumerGone(f"{self._where}: {status} {text or 'nothing answers'}")
+        elif "exceeds maxbytes" in text:
+            self._alone = untouched
+        elif status in ("404", "408"):
+            self.idle = untouched
+        elif "batch completed" not in text:
+            self._refused = True
+            log.warning("fetch refused", consumer=self._where, status=status, reason=text)
+
     async def close(self) -> list[Msg]:
-        """Stop; returns what had been delivered and not yet fetched."""
-        if self._sub is None:
+        """Stop; returns what had been delivered and not yet fetched, also what was on its way."""
+        sub, self._sub = self._sub, None
+        if sub is None:
             return []
-        queue = self._sub._pending_queue
-        left = [queue.get_nowait() for _ in range(queue.qsize())]
-        with contextlib.suppress(nats.errors.BadSubscriptionError, nats.errors.ConnectionClosedError):
-            await self._sub.unsubscribe()
-        self._sub = None
-        return [message for message in left if message.reply]
+        try:
+            if self._bus.nc.is_connected:
+                await asyncio.wait_for(sub.drain(), CLOSE_S)  # type: ignore[no-untyped-call]
+            else:
+                await sub.unsubscribe()
+        except (TimeoutError, nats.errors.Error):
+            self._bus.nc._remove_sub(sub._id)
+        left = [message for message in self._arrived if message.reply]
+        self._arrived.clear()
+        self._owed = 0
+        return left
 
 
 class OrderedReader:
-    """Reads a stream in order, each message once, through anything that happens to its consumer.
+    """Reads a stream in order, each message once, through anything that happens to its consumer or connection.
 
     It keeps its own place (a stream sequence) and makes a fresh ephemeral consumer from there whenever the old one is
-    gone; nothing is acknowledged and nothing is shared.
+    gone, or has delivered something that never arrived; nothing is acknowledged and nothing is shared.
     """
 
     def __init__(self, bus: Bus, topic: Topic, *, filter_subject: str, start: str | int) -> None:
@@ -131,6 +176,7 @@ class OrderedReader:
         self._next_seq: int | None = start if isinstance(start, int) else None
         self._pull: PullRequests | None = None
         self._consumer = ""
+        self._delivered = 0
         self._caught_up = False
 
     async def at_end(self) -> bool:
@@ -152,11 +198,16 @@ class OrderedReader:
             await self.close()
             await asyncio.sleep(0.1)
             return []
+        if not messages and pull.idle:
+            self._caught_up = True
         fresh = []
         for message in messages:
             metadata = message.metadata
-            if self._next_seq is not None and metadata.sequence.stream < self._next_seq:
-                continue
+            if metadata.sequence.consumer != self._delivered + 1:
+                log.warning("a message was lost on its way, reading again", stream=self._stream, at=self._next_seq)
+                await self.close()
+                break
+            self._delivered += 1
             self._next_seq = metadata.sequence.stream + 1
             self._caught_up = metadata.num_pending == 0
             fresh.append(message)
@@ -176,7 +227,7 @@ class OrderedReader:
         else:
             config["deliver_policy"] = {"all": "all", "new": "new", "last": "last"}[str(self._start)]
         info = await self._create(config)
-        self._consumer = info["name"]
+        self._consumer, self._delivered = info["name"], 0
         pending = int(info.get("num_pending", 0))
         if self._next_seq is None and self._start == "new":
             self._next_seq = int(info["delivered"]["stream_seq"]) + 1
