@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from opentelemetry.metrics import Counter, Histogram, Meter, UpDownCounter
+from opentelemetry.metrics import Counter, Histogram, Meter
 from opentelemetry.metrics import _Gauge as Gauge
 from opentelemetry.sdk.metrics.view import ExplicitBucketHistogramAggregation, View
 
@@ -32,7 +32,7 @@ class Instrument:
     """One row: ``key`` is its name in :class:`Meters`, ``name`` its name in a backend."""
 
     key: str
-    kind: Literal["counter", "histogram", "gauge", "updown"]
+    kind: Literal["counter", "histogram", "gauge"]
     name: str
     unit: str
     description: str
@@ -47,37 +47,32 @@ INSTRUMENTS: tuple[Instrument, ...] = (
     Instrument("sent_messages", "counter", semconv.MESSAGING_CLIENT_SENT_MESSAGES, "{message}",
                "Messages published", _MESSAGING),
     Instrument("consumed_messages", "counter", semconv.MESSAGING_CLIENT_CONSUMED_MESSAGES, "{message}",
-               "Messages delivered to a handler", _MESSAGING),
+               "Messages delivered to a handler", (semconv.MESSAGING_OPERATION_NAME, semconv.RL_ACTOR)),
     Instrument("process_duration", "histogram", semconv.MESSAGING_PROCESS_DURATION, "s",
                "Time a handler took for one message", _MESSAGING, MILLISECONDS_TO_MINUTE),
     Instrument("message_bytes", "histogram", "rl.message.size", "By", "Size of a published message",
                (semconv.RL_TOPIC,), BYTES),
     Instrument("queue_wait", "histogram", "rl.queue.wait", "s", "From publish to the start of handling",
                (semconv.RL_TOPIC,), MILLISECONDS_TO_MINUTE),
-    Instrument("queue_depth", "gauge", "rl.queue.depth", "{message}", "Messages that wait in a stream",
-               (semconv.RL_TOPIC,)),
     Instrument("redelivered", "counter", "rl.messages.redelivered", "{message}", "Deliveries after the first",
-               (semconv.RL_TOPIC,)),
-    Instrument("duplicates", "counter", "rl.messages.duplicate", "{message}", "Publishes that the bus knew already",
-               (semconv.RL_TOPIC,)),
+               (semconv.RL_ACTOR,)),
+    Instrument("duplicates", "counter", "rl.messages.duplicate", "{message}", "Repeats that were recognised as such",
+               (semconv.RL_ACTOR,)),
     Instrument("dead_letters", "counter", "rl.messages.dead", "{message}", "Messages given up",
                (semconv.RL_TOPIC, semconv.RL_REASON)),
     # Every actor
     Instrument("busy", "counter", "rl.actor.busy", "s", "Time spent on work", (semconv.RL_ACTOR,)),
-    Instrument("waiting", "counter", "rl.actor.waiting", "s", "Time spent waiting for work or for room",
-               (semconv.RL_ACTOR, semconv.RL_REASON)),
-    Instrument("in_flight", "updown", "rl.actor.in_flight", "{message}", "Inputs being handled", (semconv.RL_ACTOR,)),
+    Instrument("waiting", "counter", "rl.actor.waiting", "s", "Time spent waiting for work", (semconv.RL_ACTOR,)),
+    Instrument("in_flight", "gauge", "rl.actor.in_flight", "{message}", "Inputs being handled", (semconv.RL_ACTOR,)),
     Instrument("loop_lag", "histogram", "rl.actor.loop_lag", "s", "Delay of the event loop", (semconv.RL_ACTOR,),
                MILLISECONDS_TO_MINUTE),
     Instrument("rss", "gauge", "rl.actor.rss", "By", "Resident memory", (semconv.RL_ACTOR,)),
-    Instrument("restarts", "counter", "rl.actor.restarts", "{restart}", "Restarts by the supervisor",
-               (semconv.RL_ACTOR,)),
     # Tasks, groups, rollouts
     Instrument("groups_dispatched", "counter", "rl.groups.dispatched", "{group}", "Groups sent to be generated",
                (semconv.RL_DOMAIN,)),
     Instrument("groups_closed", "counter", "rl.groups.closed", "{group}", "Groups that ended, by how and why",
                (semconv.RL_DOMAIN, semconv.RL_STATUS, semconv.RL_REASON)),
-    Instrument("groups_open", "gauge", "rl.groups.open", "{group}", "Groups dispatched and not ended"),
+    Instrument("samples_open", "gauge", "rl.samples.open", "{rollout}", "Samples dispatched and not ended"),
     Instrument("rollouts", "counter", "rl.rollouts", "{rollout}", "Samples generated, by how they ended",
                (semconv.RL_DOMAIN, semconv.RL_REASON)),
     Instrument("tokens", "counter", "rl.tokens", "{token}", "Tokens by kind: prompt, generated, trained",
@@ -117,8 +112,6 @@ INSTRUMENTS: tuple[Instrument, ...] = (
                "Time to write and announce a version", (), MILLISECONDS_TO_MINUTE),
     Instrument("weights_delay", "histogram", "rl.weights.delay", "s", "From a version's announcement to its use",
                (semconv.RL_SOURCE,), MILLISECONDS_TO_MINUTE),
-    Instrument("weights_swap_duration", "histogram", "rl.weights.swap.duration", "s",
-               "Time that decoding stood still for a swap", (), MILLISECONDS_TO_MINUTE),
     Instrument("weights_bytes", "counter", "rl.weights.received", "By", "Bytes of weights fetched",
                (semconv.RL_SOURCE,)),
     Instrument("weights_refused", "counter", "rl.weights.refused", "{version}", "Broadcasts not applied, by why",
@@ -140,19 +133,17 @@ class Meters:
     process_duration: Histogram
     message_bytes: Histogram
     queue_wait: Histogram
-    queue_depth: Gauge
     redelivered: Counter
     duplicates: Counter
     dead_letters: Counter
     busy: Counter
     waiting: Counter
-    in_flight: UpDownCounter
+    in_flight: Gauge
     loop_lag: Histogram
     rss: Gauge
-    restarts: Counter
     groups_dispatched: Counter
     groups_closed: Counter
-    groups_open: Gauge
+    samples_open: Gauge
     rollouts: Counter
     tokens: Counter
     response_tokens: Histogram
@@ -173,7 +164,6 @@ class Meters:
     weights_published: Counter
     weights_publish_duration: Histogram
     weights_delay: Histogram
-    weights_swap_duration: Histogram
     weights_bytes: Counter
     weights_refused: Counter
     evaluation_score: Gauge
@@ -184,7 +174,6 @@ class Meters:
             "counter": meter.create_counter,
             "histogram": meter.create_histogram,
             "gauge": meter.create_gauge,
-            "updown": meter.create_up_down_counter,
         }
         for row in INSTRUMENTS:
             setattr(self, row.key, create[row.kind](row.name, unit=row.unit, description=row.description))

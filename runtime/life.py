@@ -16,6 +16,7 @@ from nats.aio.subscription import Subscription
 from messages import ActorState, Control, DeadLetter, DeadReason, Heartbeat, derive, encode
 from messages.topics import CONTROL, DEAD, HEARTBEATS
 from ops import semconv
+from ops.heartbeats import HeartbeatMeters
 from runtime.actor import Actor, Followed
 from runtime.errors import BusError
 from runtime.inbox import Inbox
@@ -38,6 +39,7 @@ class Life:
         self._inboxes = [Inbox(actor, work) for work in actor.declared_work()]
         self._started_s = actor.clock.now()
         self._loop_lag_s = 0.0
+        self._meters = HeartbeatMeters(actor.context.telemetry.meters)
         self._process = psutil.Process()  # type: ignore[no-untyped-call]
 
     async def run(self) -> None:
@@ -214,11 +216,10 @@ class Life:
 
     async def _send_beat(self) -> None:
         """A beat that is lost says by its absence what it has to say."""
-        context = self.actor.context
+        context, beat = self.actor.context, self.heartbeat()
+        self._meters.take(beat)
         try:
-            await self.actor.bus.publish(
-                HEARTBEATS, [self.heartbeat()], self.actor.kind, context.instance, deadline_s=BEAT_S
-            )
+            await self.actor.bus.publish(HEARTBEATS, [beat], self.actor.kind, context.instance, deadline_s=BEAT_S)
         except (BusError, nats.errors.Error) as error:
             log.warning("heartbeat not sent", error=str(error))
 

@@ -250,7 +250,6 @@ class Learner(Actor):
             1, {semconv.RL_STATUS: "stepped" if step.stepped else "skipped", semconv.RL_REASON: step.reason}
         )
         meters.step_duration.record(step.busy_s)
-        meters.waiting.add(step.waiting_s, {semconv.RL_ACTOR: self.kind, semconv.RL_REASON: "batch"})
         for lag, experience in zip(lags, experiences, strict=True):
             meters.lag.record(lag, {semconv.RL_DOMAIN: experience.rollout.domain})
         for name, value in step.metrics.items():

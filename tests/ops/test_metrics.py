@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import typing
+from pathlib import Path
 
 import pytest
 from opentelemetry.metrics import NoOpMeterProvider
@@ -11,15 +12,24 @@ from opentelemetry.metrics import NoOpMeterProvider
 from ops import semconv
 from ops.metrics import INSTRUMENTS, Meters, views
 
+ROOT = Path(__file__).resolve().parents[2]
+
 
 def test_every_instrument_is_an_attribute_of_the_meters_and_the_other_way_round():
     assert list(typing.get_type_hints(Meters)) == [row.key for row in INSTRUMENTS]
 
 
 def test_the_declared_types_are_those_of_the_instruments():
-    kinds = {"Counter": "counter", "Histogram": "histogram", "Gauge": "gauge", "UpDownCounter": "updown"}
+    kinds = {"Counter": "counter", "Histogram": "histogram", "Gauge": "gauge"}
     declared = {key: kinds[hint.__name__] for key, hint in typing.get_type_hints(Meters).items()}
     assert declared == {row.key: row.kind for row in INSTRUMENTS}
+
+
+def test_every_instrument_is_recorded_somewhere():
+    rooms = [path for room in ("runtime", "actors", "ops") for path in (ROOT / room).rglob("*.py")]
+    code = "\n".join(path.read_text() for path in rooms if path.name != "metrics.py")
+    unused = [row.key for row in INSTRUMENTS if not re.search(rf"\b(meters|meters\(\))\.{row.key}\b", code)]
+    assert unused == []
 
 
 def test_names_are_unique():
