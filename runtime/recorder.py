@@ -36,11 +36,11 @@ class Recorder:
 
     Args:
         bus: a connection that may read.
-        history: folder of the files.
+        history: folder of the files; None follows without writing, as somebody who only looks.
         facts: what is known, kept up to date.
     """
 
-    def __init__(self, bus: Bus, history: Path, facts: Facts | None = None) -> None:
+    def __init__(self, bus: Bus, history: Path | None, facts: Facts | None = None) -> None:
         self.bus = bus
         self.history = history
         self.facts = facts or Facts()
@@ -49,20 +49,25 @@ class Recorder:
         self._tasks: list[asyncio.Task[None]] = []
         self._read_to: dict[str, int] = {}
         self._read = asyncio.Condition()
+        self._polled = False
 
     async def start(self) -> None:
         """Read back the heartbeats of earlier launchers and begin to follow."""
-        self.history.mkdir(parents=True, exist_ok=True)
-        beats = self.history / f"{HEARTBEATS.name}.jsonl"
-        for beat in read_heartbeats(beats):
-            self.facts.on(beat)
-        self._files[HEARTBEATS.name] = beats.open("a", encoding="utf-8")
-        for topic in REBUILT:
-            self._files[topic.name] = (self.history / f"{topic.name}.jsonl").open("w", encoding="utf-8")
+        if self.history is not None:
+            self._open_files(self.history)
         follows = [(topic, self._follow(topic)) for topic in (*REBUILT, HEARTBEATS)]
         for topic, follow in follows:
             self._spawn(follow, f"record-{topic.name}")
         self._spawn(self._poll_queues(), "record-queues")
+
+    def _open_files(self, history: Path) -> None:
+        history.mkdir(parents=True, exist_ok=True)
+        beats = history / f"{HEARTBEATS.name}.jsonl"
+        for beat in read_heartbeats(beats):
+            self.facts.on(beat)
+        self._files[HEARTBEATS.name] = beats.open("a", encoding="utf-8")
+        for topic in REBUILT:
+            self._files[topic.name] = (history / f"{topic.name}.jsonl").open("w", encoding="utf-8")
 
     async def catch_up(self, timeout_s: float = 30.0) -> None:
         """Wait until everything that is now in the recorded streams has been read.
@@ -77,6 +82,14 @@ class Recorder:
         except TimeoutError as error:
             late = {name: (self._read_to.get(name, 0), goal) for name, goal in goals.items()}
             raise BusError(f"the history was not read to its end in {timeout_s:.0f} s: {late}") from error
+
+    async def settle(self, timeout_s: float = 3.0) -> None:
+        """Wait until heartbeats and queue depths have been seen once, or for ``timeout_s`` when there are none."""
+        try:
+            async with asyncio.timeout(timeout_s), self._read:
+                await self._read.wait_for(lambda: self._read_to.get(HEARTBEATS.name, 0) > 0 and self._polled)
+        except TimeoutError:
+            return
 
     async def stop(self) -> None:
         """Stop following and close the files."""
@@ -96,7 +109,8 @@ class Recorder:
         async for received in self.bus.follow(topic, "all"):
             for record in received.records:
                 self._take(topic, record, received.time_s)
-            self._files[topic.name].flush()
+            if topic.name in self._files:
+                self._files[topic.name].flush()
             async with self._read:
                 self._read_to[topic.name] = received.seq
                 self._read.notify_all()
@@ -119,7 +133,8 @@ class Recorder:
             last.written = beat
 
     def _write(self, topic: Topic, record: Record, stored_s: float) -> None:
-        self._files[topic.name].write(as_line(record, stored_s))
+        if topic.name in self._files:
+            self._files[topic.name].write(as_line(record, stored_s))
 
     async def _poll_queues(self) -> None:
         while True:
@@ -127,6 +142,9 @@ class Recorder:
                 for topic in QUEUES:
                     state = await self.bus.stream_state(topic)
                     self.facts.queues[topic.name] = QueueFacts(state.messages, state.bytes)
+                self._polled = True
+                async with self._read:
+                    self._read.notify_all()
             except BusError as error:
                 log.warning("queue depths not known", error=str(error))
             await asyncio.sleep(QUEUES_EVERY_S)

@@ -71,7 +71,7 @@ def _titles(section: str, model: type[BaseModel]) -> Iterator[tuple[str, str]]:
 
 
 def _row(section: str, name: str, field: FieldInfo) -> Row:
-    default = "required" if field.is_required() else _toml(field.get_default(call_default_factory=True))
+    default = "required" if field.is_required() else to_toml(field.get_default(call_default_factory=True))
     return Row(section, name, _type(field.annotation), default, _bounds(field), field.description or "")
 
 
@@ -112,13 +112,14 @@ def _bounds(field: FieldInfo) -> str:
     return ", ".join(found)
 
 
-def _toml(value: Any) -> str:
+def to_toml(value: Any) -> str:
+    """A value as it would be written in a run file; "" for None."""
     if value is None:
         return ""
     if isinstance(value, list | tuple):
-        return f"[{', '.join(map(_toml, value))}]"
+        return f"[{', '.join(map(to_toml, value))}]"
     if isinstance(value, dict):
-        return "{}" if not value else f"{{ {', '.join(f'{key} = {_toml(item)}' for key, item in value.items())} }}"
+        return "{}" if not value else f"{{ {', '.join(f'{key} = {to_toml(item)}' for key, item in value.items())} }}"
     if isinstance(value, BaseModel):
-        return _toml(value.model_dump(exclude_none=True))
+        return to_toml(value.model_dump(exclude_none=True))
     return json.dumps(value, default=str)

@@ -93,6 +93,11 @@ class Child:
         """Whether it lives now."""
         return self.process is not None and self.process.returncode is None
 
+    @property
+    def watched(self) -> bool:
+        """Whether it lives or is going to be started again."""
+        return self.watch is not None and not self.watch.done()
+
     def signal(self, number: signal.Signals) -> None:
         """Send a signal to it and to what it started."""
         if self.process is not None and self.process.returncode is None:
