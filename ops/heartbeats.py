@@ -1,4 +1,4 @@
-"""What an actor says in its heartbeats, as metrics: memory, load, waiting, repeats, versions; the same for all kinds."""
+"""What an actor says in its heartbeats, as metrics: memory, load, waiting, repeats, versions."""
 
 from __future__ import annotations
 
