@@ -41,6 +41,10 @@ class ActorSection(Section):
     )
     threads: int = Field(default=1, ge=1, le=1024, description="CPU threads per process (OMP_NUM_THREADS)")
 
+    def actor_path(self, kind: str) -> str:
+        """Dotted path of the class that a process of this kind runs; a section with several engines chooses here."""
+        return f"actors.{kind}.actor:{kind.capitalize()}"
+
 
 class RunSection(Section):
     """What the run is called and when it ends."""

@@ -32,9 +32,6 @@ from runtime.weights import machine_id
 
 log = structlog.get_logger()
 
-ACTORS = {kind: f"actors.{kind}.actor:{kind.capitalize()}" for kind in ACTOR_KINDS}
-"""Where each kind's class is; loaded only in the process that runs it."""
-
 
 @dataclass(frozen=True)
 class Seat:
@@ -42,7 +39,7 @@ class Seat:
 
     Attributes:
         folder: the run's folder, when it is on this machine.
-        credentials: file ``{kind: {user, password}}`` when it is not.
+        policy: model folder on this machine, where the run's own path does not exist.
     """
 
     kind: str
@@ -52,24 +49,23 @@ class Seat:
     folder: Path | None
     user: str | None
     password: str | None
+    policy: str | None = None
 
 
-def actor_class(kind: str) -> type[Actor]:
-    """The class of a kind.
+def actor_class(path: str) -> type[Actor]:
+    """The class at a dotted path, loaded only in the process that runs it.
 
     Raises:
-        UserError: there is no such kind, or it needs a package that is not installed.
+        UserError: it needs a package that is not installed.
     """
-    if kind not in ACTORS:
-        raise UserError(f"there is no actor {kind!r}; known: {', '.join(ACTORS)}")
-    module, name = ACTORS[kind].split(":")
+    module, name = path.split(":")
     try:
         found: type[Actor] = getattr(importlib.import_module(module), name)
     except ModuleNotFoundError as error:
         missing = error.name or "?"
         extra = {"torch": "torch", "transformers": "torch", "reasoning_gym": "domains"}.get(missing.split(".")[0])
         hint = f"; install busrl[{extra}]" if extra else ""
-        raise UserError(f"the {kind} actor needs the package {missing!r}{hint}") from error
+        raise UserError(f"{module} needs the package {missing!r}{hint}") from error
     return found
 
 
@@ -91,6 +87,7 @@ def read_seat(arguments: argparse.Namespace) -> Seat:
             folder,
             login.get("user"),
             login.get("password"),
+            arguments.policy,
         )
     logins = _read_json(Path(arguments.credentials), "credentials file") if arguments.credentials else {}
     users = logins.get("users", logins)
@@ -101,7 +98,8 @@ def read_seat(arguments: argparse.Namespace) -> Seat:
     url = arguments.bus or logins.get("url")
     if not url:
         raise UserError("which bus? give --bus nats://HOST:PORT, or a credentials file that names it (key 'url')")
-    return Seat(arguments.kind, arguments.index, url, run_name, None, login.get("user"), login.get("password"))
+    login_user, login_password = login.get("user"), login.get("password")
+    return Seat(arguments.kind, arguments.index, url, run_name, None, login_user, login_password, arguments.policy)
 
 
 def _read_json(path: Path, what: str) -> dict[str, Any]:
@@ -132,12 +130,13 @@ async def resolved_run(bus: Bus, seat: Seat) -> RunConfig:
 
 async def live(seat: Seat) -> None:
     """Connect, make the actor, and run it until it is told to drain."""
-    cls = actor_class(seat.kind)
     instance = f"{seat.kind}-{seat.index}"
     bus = await Bus.connect(
         seat.url, seat.run_name, user=seat.user, password=seat.password, name=instance, timeout_s=15.0
     )
     run = await resolved_run(bus, seat)
+    if seat.policy is not None:
+        run = run.model_copy(update={"policy": run.policy.model_copy(update={"path": seat.policy})})
     with contextlib.ExitStack() as stack:
         folder = seat.folder or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="busrl-")))
         telemetry = ops_telemetry.setup(
@@ -154,7 +153,7 @@ async def live(seat: Seat) -> None:
         context = ActorContext(
             run, bus, telemetry, instance, seat.index, run.section(seat.kind).count, folder, machine_id()
         )
-        actor = cls(context)
+        actor = actor_class(run.section(seat.kind).actor_path(seat.kind))(context)
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, actor.draining.set)
@@ -168,12 +167,13 @@ async def live(seat: Seat) -> None:
 def main(argv: list[str] | None = None) -> int:
     """Run an actor; returns the exit code."""
     parser = argparse.ArgumentParser(prog="runtime.process", description=__doc__)
-    parser.add_argument("kind")
+    parser.add_argument("kind", choices=ACTOR_KINDS)
     parser.add_argument("--index", type=int, default=0)
     parser.add_argument("--folder", help="run folder on this machine")
     parser.add_argument("--bus", help="nats:// address of a run on another machine")
     parser.add_argument("--run-name")
     parser.add_argument("--credentials", help="JSON file with the users of the run")
+    parser.add_argument("--policy", help="model folder here, if the run's own path does not exist on this machine")
     arguments = parser.parse_args(argv)
     logs.setup(actor=arguments.kind, instance=f"{arguments.kind}-{arguments.index}", run=arguments.run_name or "")
     try:

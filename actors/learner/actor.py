@@ -90,17 +90,22 @@ class Learner(Actor):
         run = self.context.run
         try:
             self.policy: Policy = await asyncio.to_thread(load_policy, run.policy.path, run.policy.device, "float32")
-            self.trainer = Trainer(self.policy, self.config, run.run.seed)
+            self.trainer = self.make_trainer(self.policy)
             self.store = CheckpointStore(self.context.folder / "checkpoints", self.config.checkpoint.keep)
             await self._resume()
         except (PolicyError, CheckpointError) as error:
             raise UserError(str(error)) from error
         torch.set_num_threads(self.config.threads)
+        self._broadcast_dtype = served_dtype(run.policy.dtype, self.policy.device)
         self.writer = weights.WeightWriter(weights.weights_folder(self.context.folder), keep=4)
         await self._broadcast(None)
         self.writer.clear_strangers()
         self.spawn(self.writer.serve_requests(self.bus), "serve-weights")
         self._waiting_since = self.clock.monotonic()
+
+    def make_trainer(self, policy: Policy) -> Trainer:
+        """What takes the steps."""
+        return Trainer(policy, self.config, self.context.run.run.seed)
 
     async def _resume(self) -> None:
         found = await asyncio.to_thread(self.store.load_latest, self.policy)
@@ -267,7 +272,10 @@ class Learner(Actor):
         began = self.clock.monotonic()
 
         def write() -> WeightManifest:
-            return self.writer.write(to_chunks(self.policy.named_tensors()), self.epoch, self.version)
+            tensors = self.policy.named_tensors()
+            if self._broadcast_dtype is not None:
+                tensors = {name: tensor.to(self._broadcast_dtype) for name, tensor in tensors.items()}
+            return self.writer.write(to_chunks(tensors), self.epoch, self.version)
 
         manifest = await asyncio.to_thread(write)
         manifest = manifest.model_copy(update={"batch_id": batch_id, "published_s": self.clock.now()})
@@ -339,6 +347,11 @@ class Learner(Actor):
             "tokens_per_s": self._tokens_per_s,
             "unsaved": self._unsaved,
         }
+
+
+def served_dtype(name: str, device: torch.device) -> torch.dtype | None:
+    """The dtype that generators serve, if it is not the learner's own float32; half the bytes for bfloat16."""
+    return torch.bfloat16 if name == "bfloat16" or (name == "auto" and device.type == "cuda") else None
 
 
 _SET = asyncio.Event()

@@ -25,6 +25,9 @@ class LearnerConfig(ActorSection):
     """Decoupled PPO with capped importance weights, AdamW, and how a batch is fed through the model."""
 
     count: Literal[1] = Field(default=1, description="there is one learner")
+    engine: Literal["torch", "null"] = Field(
+        default="torch", description="torch: one device; null: takes steps without a gradient, to measure the rest"
+    )
     lr: float = Field(default=3e-4, gt=0, description="peak learning rate")
     schedule: Schedule = Field(
         default="constant", description="after warm-up: constant, or linear or cosine down to 0 at total_steps"
@@ -57,6 +60,10 @@ class LearnerConfig(ActorSection):
         default="float32", description="of the forward pass; the weights that are trained stay float32"
     )
     checkpoint: CheckpointConfig = Field(default_factory=CheckpointConfig, description="when the learner saves itself")
+
+    def actor_path(self, kind: str) -> str:
+        """The null engine is a learner whose trainer learns nothing."""
+        return "actors.learner.null:NullLearner" if self.engine == "null" else super().actor_path(kind)
 
     @model_validator(mode="after")
     def _schedule_fits(self) -> Self:
