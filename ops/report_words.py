@@ -42,7 +42,7 @@ def words(summary: Summary, launcher: Mapping[str, Any], picture: str | None, pi
         "## What became of every rollout",
         *_conservation(summary),
         "## Lag, speed and time",
-        *_speed(summary),
+        *_speed(summary, launcher),
     ]
     return "\n\n".join(parts) + "\n"
 
@@ -114,8 +114,12 @@ def _problems(summary: Summary, launcher: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _findings(summary: Summary, launcher: Mapping[str, Any]) -> Iterator[str]:
-    if launcher.get("ended_because"):
-        yield f"Ended because: {launcher['ended_because']}."
+    if launcher.get("exit_code"):
+        yield f"The run failed: {launcher.get('ended_because', 'its launcher did not say why')}."
+    if not launcher:
+        yield "The launcher left no word of the run's end: it was killed, or the run is still going on."
+    if launcher.get("restarts"):
+        yield f"{launcher['restarts']} processes crashed and were started again; `logs/` has their last words."
     if summary.sampled_rose_with_room is False:
         names = [
             f"{name} ({_points(domain.sampled)})"
@@ -192,7 +196,7 @@ def _conservation(summary: Summary) -> Iterator[str]:
             yield "`no_signal`: all samples of a group earned the same, so there was nothing to learn from; by design."
 
 
-def _speed(summary: Summary) -> Iterator[str]:
+def _speed(summary: Summary, launcher: Mapping[str, Any]) -> Iterator[str]:
     lag, durations = summary.lag, summary.durations
     bound = f" (max_lag = {lag.bound})" if lag.bound is not None else ""
     yield (
@@ -208,11 +212,13 @@ def _speed(summary: Summary) -> Iterator[str]:
         ]
     )
     bus = summary.bus_s_per_rollout
+    because = launcher.get("ended_because")
     yield " ".join(
         [
             f"The bus took {1000 * bus:.2f} ms of work per rollout." if bus is not None else "",
             f"The run lasted {_duration(durations.run_s)}, training {_duration(durations.training_s)}, "
             f"evaluation {_duration(durations.evaluation_s)} (beside it).",
+            f"It ended because: {because}." if because else "",
         ]
     ).strip()
 

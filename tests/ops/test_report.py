@@ -246,8 +246,31 @@ def test_what_the_launcher_said_of_the_end_stays_as_it_is(whole):
     assert first.document == again.document
     assert (again.document["ended_because"], again.document["seed"]) == ("stopped by hand", 7)
     assert again.document["bus_s_per_rollout"] == pytest.approx(0.002)
-    assert "Ended because: stopped by hand" in again.words_path.read_text()
+    assert "It ended because: stopped by hand." in again.words_path.read_text()
     assert again.headline.startswith("Seed 7: ")
+
+
+@pytest.mark.parametrize(
+    ("launcher", "says"),
+    [
+        (
+            {"ended_because": "crash loop", "exit_code": 1},
+            "The run failed: crash loop.",
+        ),
+        ({"ended_because": "version 20 is reached", "exit_code": 0, "restarts": 2}, "2 processes crashed"),
+        ({}, "The launcher left no word of the run's end"),
+    ],
+)
+def test_an_end_that_is_not_as_it_should_be_stands_first(whole, launcher, says):
+    (whole / "summary.json").write_text(json.dumps(launcher))
+    text = report.write(whole).words_path.read_text()
+    assert text.index(says) < text.index("## Held-out accuracy")
+
+
+def test_a_run_that_ended_well_has_nothing_to_look_at_first(whole):
+    ending = {"ended_because": "version 20 is reached", "exit_code": 0, "restarts": 0}
+    (whole / "summary.json").write_text(json.dumps(ending))
+    assert "## Look at this first" not in report.write(whole).words_path.read_text()
 
 
 def test_torn_and_foreign_lines_are_passed_over_and_counted(whole):
