@@ -71,6 +71,8 @@ class PullRequests:
         """
         await self._listen()
         self.idle = self._refused = False
+        while self._arrived and not self._arrived[0].reply:
+            self._status(self._arrived.popleft())
         lost = time.monotonic() > self._ends_at + GRACE_S
         if not self._arrived and self._gone is None and (self._owed <= 0 or lost):
             await self._ask(batch, max_bytes, expires_s)
