@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from runtime.publisher import PublishReport
     from runtime.runfolder import Connection
     from runtime.task_files import BadLine, TaskDefaults, TaskLine
+    from runtime.task_sources import TaskSource
 
     Progress = Callable[[PublishReport], None]
 
@@ -53,9 +54,11 @@ def publish(
     n_eval: Annotated[
         int | None, typer.Option("--n-eval", min=0, help=f"With --source: held-out tasks ({N_EVAL}).")
     ] = None,
-    seed: Annotated[int | None, typer.Option("--seed", min=0, help="With --source: another seed, other tasks.")] = None,
+    seed: Annotated[int | None, typer.Option("--seed", min=0, help="With --source: other training tasks.")] = None,
     level: Annotated[int | None, typer.Option("--level", min=0, help="With --source: difficulty (0).")] = None,
-    domain: Annotated[str | None, typer.Option("--domain", metavar="NAME", help="For lines that name none.")] = None,
+    domain: Annotated[
+        str | None, typer.Option("--domain", metavar="NAME", help="For lines that name none, or a whole source.")
+    ] = None,
     verifier: Annotated[
         str | None, typer.Option("--verifier", metavar="KIND", help="For lines that name none, such as numeric.")
     ] = None,
@@ -72,14 +75,15 @@ def publish(
 ) -> int:
     """Publish tasks to a run. Bad lines are named and left out; publishing again changes nothing."""
     from runtime.cli import connect
+    from runtime.task_sources import TaskSource
 
-    of_files = {"--domain": domain, "--verifier": verifier, "--verifier-options": verifier_options, "--split": split}
+    of_files = {"--verifier": verifier, "--verifier-options": verifier_options, "--split": split}
     of_source = {"--name": name, "--n": n, "--n-eval": n_eval, "--seed": seed, "--level": level}
     _check_options(files or [], source, of_files, of_source)
     if source is not None:
         options = {} if name is None else {"name": name}
         counts: dict[Split, int] = {"train": N_TRAIN if n is None else n, "eval": N_EVAL if n_eval is None else n_eval}
-        work = _from_source(source, options, counts, seed or 0, level)
+        work = _from_source(TaskSource(source, options), counts, seed or 0, level, domain)
     else:
         work = _from_files(files or [], domain, _verifier(verifier, verifier_options), split or "train")
     where = connect.connection(run, runs, bus, credentials)
@@ -149,16 +153,18 @@ def _from_files(files: list[Path], domain: str | None, verifier: VerifierSpec | 
 
 
 def _from_source(
-    name: str, options: Mapping[str, str], counts: Mapping[Split, int], seed: int, level: int | None
+    source: TaskSource, counts: Mapping[Split, int], seed: int, level: int | None, domain: str | None
 ) -> _Work:
+    from runtime.seeding import HELD_OUT_SEED
     from runtime.task_files import source_tasks
-    from runtime.task_sources import TaskSource
-
-    source = TaskSource(name, options)
 
     def lines(rules: TaskDefaults) -> Iterator[TaskLine | BadLine]:
         for split, n in counts.items():
-            yield from source_tasks(source.tasks(n, seed, split, level), f"{name} {split}", rules)
+            # more training tasks must not change what a run is measured by
+            tasks = source.tasks(n, HELD_OUT_SEED if split == "eval" else seed, split, level)
+            if domain is not None:
+                tasks = (task.model_copy(update={"domain": domain}) for task in tasks)
+            yield from source_tasks(tasks, f"{source.name} {split}", rules)
 
     return _Work(lines, lambda: sum(counts.values()))
 

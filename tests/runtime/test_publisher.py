@@ -15,6 +15,7 @@ import pytest
 from messages import ChatMessage, Snapshot, Task, VerifierSpec, derive
 from messages.topics import SNAPSHOTS, TASKS
 from ops import telemetry
+from runtime.cli.app import run
 from runtime.errors import BusFull
 from runtime.publisher import MAX_LISTED, publish_tasks
 from runtime.task_files import BadLine, TaskLine
@@ -148,12 +149,8 @@ def connection_file(live: LiveBus, folder: Path) -> Path:
 async def command(*arguments: object) -> tuple[int, str, str]:
     """Run ``busrl publish`` in a process of its own; also sees to it that torch was not imported."""
     code = (
-        "import sys, typer; from runtime.cli.publish import publish; from runtime.errors import UserError\n"
-        "app = typer.Typer(); app.command()(publish)\n"
-        "try: code = typer.main.get_command(app).main(sys.argv[1:], standalone_mode=False)\n"
-        "except UserError as error: print('error:', error, file=sys.stderr); code = 2\n"
-        "assert 'torch' not in sys.modules\n"
-        "sys.exit(code)\n"
+        "import sys; from runtime.cli.app import run\n"
+        "code = run(['publish', *sys.argv[1:]]); assert 'torch' not in sys.modules; sys.exit(code)"
     )
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-c", code, *map(str, arguments)), stdout=subprocess.PIPE, stderr=subprocess.PIPE
@@ -187,6 +184,27 @@ async def test_the_command_publishes_a_source_by_the_rules_of_the_run(live: Live
     assert code == 2
     assert "no domain 'strings'" in err
     assert "... and 15 more" in err
+    code, out, err = await command("--source", "strings", "--domain", "arithmetic", *arguments)
+    assert (code, "published 35 tasks" in out) == (0, True), err
+
+
+async def test_the_command_with_another_seed_adds_training_tasks_only(live: LiveBus, tmp_path: Path):
+    arguments = ("--source", "arithmetic", "--n", 10, "--n-eval", 5, "--credentials", connection_file(live, tmp_path))
+    await command(*arguments)
+    _, out, _ = await command(*arguments, "--seed", 1)
+    assert "published 10 tasks" in out
+    assert "5 were there already" in out
+
+
+async def test_the_command_writes_the_traces_of_its_tasks_beside_the_runs_own(live: LiveBus, tmp_path: Path):
+    folder = tmp_path / "runs" / RUN
+    folder.mkdir(parents=True)
+    connection_file(live, folder).rename(folder / "connection.json")
+    (folder / "resolved.json").write_text("{}")
+    code, _, err = await command("--source", "arithmetic", "--n", 3, "--n-eval", 0, "--run", folder)
+    assert code == 0, err
+    (spans,) = folder.glob("telemetry/publish-*.spans.jsonl")
+    assert spans.read_text().count("publish busrl.{run}.tasks") == 3
 
 
 @pytest.mark.parametrize(
@@ -196,7 +214,10 @@ async def test_the_command_publishes_a_source_by_the_rules_of_the_run(live: Live
         (("a.jsonl", "--source", "arithmetic"), "not both"),
         (("absent.jsonl",), "no such file"),
         (("a.jsonl", "--n", 3), "--n is for --source"),
-        (("--source", "arithmetic", "--domain", "x"), "--domain is for files"),
+        (("--source", "arithmetic", "--verifier", "exact"), "--verifier is for files"),
+        (("a.jsonl", "--m", 3), "--m"),
+        (("--source", "arithmetic", "--n", "many"), "--n"),
+        (("--source", "arithmetic", "--bus", "nats://127.0.0.1:1", "--run", "x"), "no bus at nats://127.0.0.1:1"),
         (("--source", "no-such"), "no task source 'no-such'"),
         (("--source", "arithmetic", "--name", "x"), "no option 'name'"),
         (("a.jsonl", "--split", "test"), "expected train or eval"),
@@ -204,8 +225,9 @@ async def test_the_command_publishes_a_source_by_the_rules_of_the_run(live: Live
         (("a.jsonl", "--verifier-options", "{}"), "needs --verifier"),
     ],
 )
-async def test_arguments_that_make_no_sense_are_one_line_and_exit_code_2(arguments, words):
-    code, _, err = await command(*arguments)
+def test_arguments_that_make_no_sense_are_one_line_and_exit_code_2(arguments, words, capsys):
+    code = run(["publish", *map(str, arguments)])
+    err = capsys.readouterr().err
     assert code == 2
     assert words in err
     assert err.startswith("error: ")
