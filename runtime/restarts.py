@@ -46,15 +46,13 @@ class Restarts:
 
     Args:
         name: of the process, for messages.
-        limit: so many crashes ...
-        within_s: ... within so many seconds are a crash loop.
+        windows: so many crashes within so many seconds are a crash loop; a quick one and a slow one.
         backoff: delay before a restart, by the number of recent crashes.
         rng: source of the delay's jitter.
     """
 
     name: str
-    limit: int = 5
-    within_s: float = 60.0
+    windows: tuple[tuple[int, float], ...] = ((5, 60.0), (12, 900.0))
     backoff: Backoff = field(default_factory=lambda: Backoff(first_s=0.25, most_s=10.0))
     rng: random.Random = field(default_factory=random.Random)
     crashes: list[float] = field(default_factory=list)
@@ -65,17 +63,21 @@ class Restarts:
             return Ended()
         if code == EXIT_BAD_INPUT:
             return GiveUp(EXIT_BAD_INPUT, f"{self.name}: {last_words or 'bad input, see its log'}")
-        self.crashes = [at for at in self.crashes if now_s - at < self.within_s]
-        self.crashes.append(now_s)
-        if len(self.crashes) >= self.limit:
-            return GiveUp(EXIT_FAILED, self._loop(code, last_words))
-        return Restart(self.backoff.delay_s(len(self.crashes), self.rng))
+        longest_s = max(within_s for _, within_s in self.windows)
+        self.crashes = [*(at for at in self.crashes if now_s - at < longest_s), now_s]
+        for limit, within_s in self.windows:
+            if self._recent(now_s, within_s) >= limit:
+                return GiveUp(EXIT_FAILED, self._loop(limit, within_s, code, last_words))
+        shortest_s = min(within_s for _, within_s in self.windows)
+        return Restart(self.backoff.delay_s(self._recent(now_s, shortest_s), self.rng))
 
-    def _loop(self, code: int, last_words: str) -> str:
+    def _recent(self, now_s: float, within_s: float) -> int:
+        return sum(now_s - at < within_s for at in self.crashes)
+
+    def _loop(self, limit: int, within_s: float, code: int, last_words: str) -> str:
         said = f": {last_words}" if last_words else ""
         return (
-            f"{self.name} is in a crash loop ({len(self.crashes)} crashes within {self.within_s:.0f} s, "
-            f"last {how_it_ended(code)}){said}"
+            f"{self.name} is in a crash loop ({limit} crashes within {within_s:.0f} s, last {how_it_ended(code)}){said}"
         )
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import signal
 import sys
@@ -251,7 +252,17 @@ def last_words(path: Path, start: int = 0) -> str:
     for line in reversed(lines):
         if line.startswith("error: "):
             return line.removeprefix("error: ")
-    return lines[-1][:300] if lines else ""
+    return _said(lines[-1])[:300] if lines else ""
+
+
+def _said(line: str) -> str:
+    """What a log line says: of a JSON line with an exception its last line, of another its event; else the line."""
+    try:
+        found = json.loads(line)
+        text = found.get("exception") or found.get("error") or found.get("event") or line
+        return str(text).strip().splitlines()[-1]
+    except (ValueError, AttributeError, IndexError):
+        return line
 
 
 __all__ = ["EXIT_BAD_INPUT", "Child", "ProcessSpec", "Supervisor", "actor_environment", "actor_specs", "last_words"]

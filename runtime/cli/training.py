@@ -40,7 +40,9 @@ def sft(
 
 
 def read_recipe(path: Path, given: dict[str, Any]) -> Any:
-    """An ``SftConfig`` from a TOML file, with paths relative to the file; ``given`` wins over what it says.
+    """An ``SftConfig`` from a TOML file; ``given`` wins over what it says.
+
+    What is read is relative to the file, what is written relative to where you stand, as in run files.
 
     Raises:
         UserError: it can not be used; the message names file and key.
@@ -57,10 +59,9 @@ def read_recipe(path: Path, given: dict[str, Any]) -> Any:
         raise ConfigError(f"{path}: there is no such file") from error
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise ConfigError(f"{path}: is not TOML: {error}") from error
-    for key in ("out", "policy"):
-        value = table.get(key)
-        if isinstance(value, str) and ":" not in value:
-            table[key] = str((path.resolve().parent / value).resolve())
+    policy = table.get("policy")
+    if isinstance(policy, str) and ":" not in policy:
+        table["policy"] = str((path.resolve().parent / policy).resolve())
     if isinstance(table.get("files"), list):
         table["files"] = [str((path.resolve().parent / str(file)).resolve()) for file in table["files"]]
     try:

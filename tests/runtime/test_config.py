@@ -165,7 +165,7 @@ def test_a_policy_that_is_no_model_folder_is_refused(folder: Path):
 
 
 def test_a_singleton_actor_can_not_be_several(folder: Path):
-    assert "a run has one learner" in refused(folder, f"{MINIMAL}[learner]\ncount = 2\n")
+    assert refused(folder, f"{MINIMAL}[learner]\ncount = 2\n").startswith("learner.count: found 2, but")
     assert parse(f"{MINIMAL}[verifier]\ncount = 2\n", "run.toml", folder).verifier.count == 2
 
 

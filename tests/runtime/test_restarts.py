@@ -33,7 +33,7 @@ def test_a_crash_is_restarted_after_a_delay(code: int):
 
 
 def test_crashes_close_together_are_a_crash_loop():
-    restarts = history(limit=3, within_s=10)
+    restarts = history(windows=((3, 10.0),))
     assert isinstance(restarts.ended(1, 0.0), Restart)
     assert isinstance(restarts.ended(1, 1.0), Restart)
     decision = restarts.ended(-9, 2.0, "out of memory")
@@ -43,12 +43,12 @@ def test_crashes_close_together_are_a_crash_loop():
 
 
 def test_crashes_far_apart_are_never_a_crash_loop():
-    restarts = history(limit=2, within_s=10)
+    restarts = history(windows=((2, 10.0),))
     assert all(isinstance(restarts.ended(1, 11.0 * i), Restart) for i in range(50))
 
 
 def test_delays_grow_with_recent_crashes_and_shrink_again_after_peace():
-    restarts = history(limit=100, within_s=60)
+    restarts = history(windows=((100, 60.0),))
     delays = [restarts.ended(1, float(i)) for i in range(6)]
     assert all(isinstance(delay, Restart) for delay in delays)
     assert delays[-1].after_s > 4 * delays[0].after_s
@@ -57,7 +57,7 @@ def test_delays_grow_with_recent_crashes_and_shrink_again_after_peace():
 
 @given(times=st.lists(st.floats(0, 1e4), min_size=1, max_size=60), limit=st.integers(2, 6), within=st.floats(0.1, 1e3))
 def test_the_run_is_given_up_exactly_when_the_limit_falls_into_one_window(times, limit, within):
-    restarts = history(limit=limit, within_s=within)
+    restarts = history(windows=((limit, within),))
     seen = []
     for now in sorted(times):
         seen.append(now)
@@ -66,6 +66,13 @@ def test_the_run_is_given_up_exactly_when_the_limit_falls_into_one_window(times,
         assert isinstance(decision, GiveUp) is (len(recent) >= limit)
         if isinstance(decision, GiveUp):
             return
+
+
+def test_slow_crashes_without_end_are_a_crash_loop_too():
+    restarts = history(windows=((5, 60.0), (8, 600.0)))
+    decisions = [restarts.ended(1, 20.0 * i) for i in range(8)]
+    assert all(isinstance(decision, Restart) for decision in decisions[:7])
+    assert decisions[7] == GiveUp(1, "generator-0 is in a crash loop (8 crashes within 600 s, last exit code 1)")
 
 
 def test_ends_are_told_in_words():

@@ -26,7 +26,7 @@ DEAF = (
 
 
 def quick(name: str) -> Restarts:
-    return Restarts(name, limit=3, within_s=60, backoff=Backoff(0.01, 0.02), rng=random.Random(0))
+    return Restarts(name, windows=((3, 60.0),), backoff=Backoff(0.01, 0.02), rng=random.Random(0))
 
 
 def spec(tmp_path: Path, program: str, name: str = "worker-0", kind: str = "generator") -> ProcessSpec:
@@ -179,3 +179,9 @@ def test_the_last_words_of_an_earlier_life_do_not_count(tmp_path: Path):
     assert last_words(path) == "old"
     assert last_words(path, start) == "fine"
     assert last_words(tmp_path / "none.log") == ""
+
+
+def test_the_last_words_of_a_logged_exception_are_its_own(tmp_path: Path):
+    path = tmp_path / "a.log"
+    path.write_text('{"event": "actor failed", "exception": "Traceback ...\\n  File x\\nValueError: no tensors"}\n')
+    assert last_words(path) == "ValueError: no tensors"
