@@ -31,8 +31,8 @@ _PIPE_LIMIT_S = 1.0
 class Round:
     """What a request came to: results by index in the request, and what ended it early, if anything did.
 
-    ``loaded`` tells whether the checks had begun; a failure before that is no single check's. ``seconds`` is the time from
-    the last reply to the failure.
+    ``loaded`` tells whether the checks had begun; a failure before that is no single check's. ``seconds`` is the time
+    from the last reply to the failure.
     """
 
     results: dict[int, CheckResult] = field(default_factory=dict)
