@@ -20,9 +20,6 @@ EMBEDDED = "embedded"
 ACTOR_KINDS = ("curriculum", "generator", "verifier", "reward", "replay", "learner", "evaluator")
 """Every kind of actor of a run, in the order in which they drain."""
 
-SCALABLE_KINDS = ("generator", "verifier", "evaluator")
-"""Kinds that may have more than one process."""
-
 
 class Section(BaseModel):
     """A section of the run file: immutable, strictly typed, and closed (an unknown key is an error)."""

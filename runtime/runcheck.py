@@ -11,7 +11,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 
 from messages.topics import TOPICS
-from runtime.config import ACTOR_KINDS, EMBEDDED, SCALABLE_KINDS, DomainSection, RunConfig
+from runtime.config import EMBEDDED, DomainSection, RunConfig
 from runtime.errors import ConfigError
 
 VERIFIER_ENTRY_POINTS = "busrl.verifiers"
@@ -58,14 +58,6 @@ def _training(config: RunConfig) -> Iterator[str]:
             f"training.batches_ahead: found {training.batches_ahead} with max_lag 0, but a batch that waits for the "
             "learner is one version old when it is trained; use batches_ahead 1 or a larger max_lag"
         )
-
-
-def _actors(config: RunConfig) -> Iterator[str]:
-    for kind in ACTOR_KINDS:
-        count = config.section(kind).count
-        if kind not in SCALABLE_KINDS and count > 1:
-            several = _listed(SCALABLE_KINDS)
-            yield f"{kind}.count: found {count}, but a run has one {kind}; only {several} may be several"
 
 
 def _bus(config: RunConfig) -> Iterator[str]:
@@ -133,7 +125,6 @@ def _listed(names: tuple[str, ...]) -> str:
 _RULES: tuple[Callable[[RunConfig], Iterator[str]], ...] = (
     _policy,
     _training,
-    _actors,
     _bus,
     _weights,
     _domains,
