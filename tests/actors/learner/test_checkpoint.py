@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import sys
 
 import pytest
 import structlog
@@ -152,3 +155,30 @@ def test_a_checkpoint_is_a_model_folder_as_well(store, learner):
 def test_nothing_in_a_checkpoint_is_pickled(store, learner):
     suffixes = {path.suffix for path in save(store, learner).iterdir()}
     assert suffixes <= {".safetensors", ".json", ".jinja"}
+
+
+def killed_at(file_operation: int, work) -> bool:
+    """Run ``work`` in a fork that SIGKILLs itself at its n-th file operation; whether it came so far."""
+    child = os.fork()
+    if child == 0:
+        counted = 0
+
+        def count(event: str, _: object) -> None:
+            nonlocal counted
+            counted += event == "open" or event.startswith(("os.", "shutil."))
+            if counted == file_operation:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        sys.addaudithook(count)
+        work()
+        os._exit(0)
+    return os.waitpid(child, 0)[1] == signal.SIGKILL
+
+
+def test_a_save_killed_at_any_file_operation_leaves_only_whole_checkpoints(store, learner):
+    save(store, learner)
+    operation = 1
+    while killed_at(operation, lambda: save(store, learner)):
+        assert store.load_latest(learner.policy).torn == ()
+        operation += 2
+    assert operation > 20, "a save makes many file operations"
