@@ -11,7 +11,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 
 from messages.topics import TOPICS
-from runtime.config import EMBEDDED, DomainSection, RunConfig
+from runtime.config import EMBEDDED, DomainSection, RunConfig, VerifierSection
 from runtime.errors import ConfigError
 
 VERIFIER_ENTRY_POINTS = "busrl.verifiers"
@@ -104,18 +104,24 @@ def _domain(name: str, domain: DomainSection, config: RunConfig) -> Iterator[str
             f"{config.sampling.max_tokens} and bounds every domain"
         )
     if domain.verifier is not None:
-        yield from _verifier(f"{where}.verifier.kind", domain.verifier.kind, config.run.trust_code)
+        yield from _verifier(f"{where}.verifier", domain.verifier, config.run.trust_code)
 
 
-def _verifier(where: str, kind: str, trust_code: bool) -> Iterator[str]:
-    known = verifier_kinds()
+def _verifier(where: str, verifier: VerifierSection, trust_code: bool) -> Iterator[str]:
+    kind, known = verifier.kind, verifier_kinds()
     if kind not in known:
-        yield f"{where}: found {kind!r}, but the verifiers here are {_listed(tuple(sorted(known)))}"
+        yield f"{where}.kind: found {kind!r}, but the verifiers here are {_listed(tuple(sorted(known)))}"
     elif kind == PYTHON_VERIFIER and not trust_code:
         yield (
-            f"{where}: found 'python', which runs your code unsandboxed in the verifier; "
+            f"{where}.kind: found 'python', which runs your code unsandboxed in the verifier; "
             "set run.trust_code = true if you mean it"
         )
+    else:
+        problem: str | None = importlib.import_module("actors.verifiers.registry").options_problem(
+            kind, verifier.options
+        )
+        if problem is not None:
+            yield f"{where}.options: {problem}"
 
 
 def _listed(names: tuple[str, ...]) -> str:

@@ -7,6 +7,7 @@ function ``(task, response) -> score``.
 from __future__ import annotations
 
 import importlib
+from collections.abc import Mapping
 from functools import cache
 from importlib.metadata import entry_points
 from typing import Any
@@ -104,6 +105,18 @@ def _load(kind: str) -> type[Verifier[Any]] | None:
         from actors.verifiers.function import installed_function
 
         return installed_function(kind, loaded)
+    return None
+
+
+def options_problem(kind: str, options: Mapping[str, Any]) -> str | None:
+    """What is wrong with a known verifier's options, in one line, or None."""
+    plugin = _load(kind)
+    if plugin is None:
+        return f"there is no verifier {kind!r}"
+    try:
+        plugin.Options.model_validate(options)
+    except ValidationError as error:
+        return _options_error(kind, plugin, error)
     return None
 
 

@@ -36,8 +36,9 @@ def main() -> int:
     parser.add_argument("--keep", type=Path, default=None, help="folder for the summaries and pictures")
     arguments = parser.parse_args()
     summaries = run(tuple(arguments.seeds), arguments.keep, arguments.steps)
-    print(comparison.table(summaries))
-    return 0
+    found = comparison.compare(summaries)
+    print(found.markdown())
+    return 0 if found.succeeded else 1
 
 
 if __name__ == "__main__":

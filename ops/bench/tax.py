@@ -135,9 +135,8 @@ def main() -> int:
     found = run(arguments.steps, arguments.seed)
     print(f"one process, plain lists: {found['plain_per_s']:.1f} rollouts trained/s")
     print(f"actors on the bus, max_lag 0: {found['bus_per_s']:.1f} rollouts trained/s")
-    print(
-        f"ratio {found['bus_per_s'] / found['plain_per_s']:.3f} (tax {1 - found['bus_per_s'] / found['plain_per_s']:.1%})"
-    )
+    ratio = found["bus_per_s"] / found["plain_per_s"]
+    print(f"ratio {ratio:.3f} (tax {1 - ratio:.1%})")
     print(f"bus seconds per rollout, all actors together: {found['bus_s_per_rollout']:.5f}")
     return 0
 

@@ -55,7 +55,7 @@ async def measure(folder: Path, mib: int, rounds: int) -> dict[str, float]:
             for name, tensor in from_bytes(payload).items():
                 target[name].copy_(tensor)
             found[how].append(time.perf_counter() - began)
-            await arrived.aclose()  # type: ignore[attr-defined]
+            await arrived.aclose()
             path = home / f"0001-{number:08d}.safetensors"
             began = time.perf_counter()
             shutil.copyfile(path, path.with_suffix(".copy"))
