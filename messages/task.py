@@ -74,4 +74,5 @@ class Turn(Record):
     n: int = Field(ge=1, le=4096, description="samples of the group")
     sampling: Sampling
     deadline_s: float | None = Field(default=None, gt=0, description="seconds a sample may take from its start")
+    admitted_epoch: int = Field(default=0, ge=0, description="weight epoch when the curriculum admitted the group")
     admitted_version: int = Field(ge=0, description="weight version when the curriculum admitted the group")

@@ -129,7 +129,7 @@ DEAD = Topic(
     Retention.KEEP,
     512 * MIB,
     (*EVERY_ACTOR,),
-    ("curriculum", USER),
+    ("curriculum", "replay", USER),
     discard_old=True,
 )
 HEARTBEATS = Topic(

@@ -56,9 +56,13 @@ class Curriculum(Actor):
             self._seen = state["seen"]
             sampler_state = state["sampler"]
         await self._index_tasks(sampler_state)
-        for topic, take in self._ledger_topics():
-            for received in await self.bus.read(topic, self._seen[topic.name] + 1):
-                take(received)
+        missed = [
+            (received, take)
+            for topic, take in self._ledger_topics()
+            for received in await self.bus.read(topic, self._seen[topic.name] + 1)
+        ]
+        for received, take in sorted(missed, key=lambda pair: pair[0].time_s):
+            take(received)  # in the order in which it happened: a dead letter before its replay before its end
         for group_id in sorted(self.ledger.intents):
             await self._publish_turn(self.ledger.open[group_id])
         for topic, take in self._ledger_topics():
@@ -173,7 +177,7 @@ class Curriculum(Actor):
             return None
         domain, seq = drawn
         self.context.telemetry.meters.groups_dispatched.add(1, {semconv.RL_DOMAIN: domain})
-        return self.ledger.dispatch(seq, domain, self.context.run.training.group_size, self.version)
+        return self.ledger.dispatch(seq, domain, self.context.run.training.group_size, self.epoch, self.version)
 
     async def _publish_turn(self, entry: Dispatch) -> None:
         received = await self.bus.get(TASKS, entry.task_seq)
@@ -208,6 +212,7 @@ class Curriculum(Actor):
                 temperature=run.sampling.temperature,
             ),
             deadline_s=run.sampling.deadline_s,
+            admitted_epoch=entry.epoch,
             admitted_version=entry.version,
         )
 

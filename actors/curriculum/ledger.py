@@ -22,6 +22,7 @@ class Dispatch:
     task_seq: int
     domain: str
     n: int
+    epoch: int
     version: int
 
 
@@ -43,9 +44,9 @@ class Ledger:
     late: int = 0
     """Outcomes of groups that were closed already: repeats, which change nothing."""
 
-    def dispatch(self, task_seq: int, domain: str, n: int, version: int) -> Dispatch:
-        """Open a new group."""
-        entry = Dispatch(f"{self.prefix}-{self.next_number}", task_seq, domain, n, version)
+    def dispatch(self, task_seq: int, domain: str, n: int, epoch: int, version: int) -> Dispatch:
+        """Open a new group of ``n`` samples, admitted at a version of an epoch."""
+        entry = Dispatch(f"{self.prefix}-{self.next_number}", task_seq, domain, n, epoch, version)
         self.next_number += 1
         self.open[entry.group_id] = entry
         self.intents.add(entry.group_id)
@@ -153,4 +154,4 @@ class Ledger:
 
 
 def _row(entry: Dispatch) -> list[Any]:
-    return [entry.group_id, entry.task_seq, entry.domain, entry.n, entry.version]
+    return [entry.group_id, entry.task_seq, entry.domain, entry.n, entry.epoch, entry.version]

@@ -96,13 +96,20 @@ class Generator(Actor):
         return [Out(ROLLOUTS, rollouts, (turn.domain,), turn.group_id)]
 
     async def _weights_for(self, turn: Turn) -> None:
-        """Wait for weights that the turn's rollouts may be trained with."""
-        oldest = max(0, turn.admitted_version - self.context.run.training.max_lag)
+        """Wait for weights that the turn's rollouts may be trained with.
+
+        A later epoch than the turn's is always recent enough: its learner is where its newest version is.
+        """
+        oldest = (turn.admitted_epoch, max(0, turn.admitted_version - self.context.run.training.max_lag))
         async with self._served:
             try:
-                await asyncio.wait_for(self._served.wait_for(lambda: self.gate.version >= oldest), WEIGHTS_PATIENCE_S)
+                await asyncio.wait_for(
+                    self._served.wait_for(lambda: (self.gate.epoch, self.gate.version) >= oldest), WEIGHTS_PATIENCE_S
+                )
             except TimeoutError:
-                raise Retry(f"version {oldest} has not arrived for {WEIGHTS_PATIENCE_S:.0f} s") from None
+                raise Retry(
+                    f"epoch {oldest[0]} version {oldest[1]} has not arrived for {WEIGHTS_PATIENCE_S:.0f} s"
+                ) from None
 
     def _request(self, turn: Turn, delivery: Delivery[Turn]) -> Request:
         try:

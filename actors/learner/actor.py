@@ -131,7 +131,7 @@ class Learner(Actor):
         """Train a batch; return its groups' outcomes once a checkpoint makes them final."""
         batch = delivery.records[0]
         async with self._turn:
-            await self._until_wanted()
+            await self._until_wanted(batch)
             waited_s = self.clock.monotonic() - self._waiting_since
             self.counters["waiting_s"] += waited_s
             outcomes, saved = await self._train(batch, waited_s)
@@ -139,10 +139,14 @@ class Learner(Actor):
         await saved.wait()
         return outcomes
 
-    async def _until_wanted(self) -> None:
-        """After the run's last step nothing is trained any more; what comes still stays on the bus."""
+    async def _until_wanted(self, batch: Batch) -> None:
+        """After the run's last step nothing is trained any more; what comes still stays on the bus.
+
+        Only a batch that the checkpoint knows is still taken: a crash came before its end could be told.
+        """
         last = self.context.run.run.max_steps
-        if last and self.version >= last:
+        known = all(experience.rollout.group_id in self.consumed for experience in batch.experiences)
+        if last and self.version >= last and not known:
             await self.draining.wait()
             raise asyncio.CancelledError
 

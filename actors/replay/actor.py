@@ -12,8 +12,19 @@ from typing import cast
 
 from actors.replay.buffer import Buffer, Group
 from actors.replay.config import ReplayConfig
-from messages import Batch, DropReason, Experience, Outcome, OutcomeStatus, Step, Topic, WeightManifest, derive
-from messages.topics import BATCHES, EXPERIENCES, OUTCOMES, STEPS, WEIGHTS
+from messages import (
+    Batch,
+    DeadLetter,
+    DropReason,
+    Experience,
+    Outcome,
+    OutcomeStatus,
+    Step,
+    Topic,
+    WeightManifest,
+    derive,
+)
+from messages.topics import BATCHES, DEAD, EXPERIENCES, OUTCOMES, STEPS, WEIGHTS
 from ops import semconv
 from runtime.actor import Actor, ActorContext, Delivery, Out, follows, works
 from runtime.parcel import Received
@@ -45,10 +56,14 @@ class Replay(Actor):
         self._fates: dict[str, asyncio.Future[DropReason | None]] = {}
         self._batched: dict[str, None] = {}
         self._changed = asyncio.Event()
+        self._books = asyncio.Lock()
+        """Held while a batch is stored or the stored ones are counted: one that is half stored would be forgotten."""
 
     async def start(self) -> None:
         """Find out which batches are under way, then begin to compose."""
+        seen = 0
         for received in await self.bus.read(STEPS):
+            seen = received.seq
             step: Step = received.record
             self._number = max(self._number, step.batch_number)
             self._remember(step.group_ids)
@@ -59,6 +74,7 @@ class Replay(Actor):
         if newest is not None:
             self._enters_epoch(newest.record.epoch, newest.record.version)
         await self._find_outstanding()
+        self.spawn(self._follow_steps(seen + 1), "steps")
         self.spawn(self._compose(), "compose")
 
     def _enters_epoch(self, epoch: int, version: int) -> bool:
@@ -71,6 +87,10 @@ class Replay(Actor):
 
     async def _find_outstanding(self) -> None:
         """Every stored batch that no step of this epoch has reported; each will be."""
+        async with self._books:
+            await self._count_batches()
+
+    async def _count_batches(self) -> None:
         state = await self.bus.stream_state(BATCHES)
         found: dict[int, str] = {}
         if state.messages:
@@ -98,21 +118,27 @@ class Replay(Actor):
     async def on_experiences(self, delivery: Delivery[Experience]) -> Sequence[Out]:
         """Hold a group until it is in a batch, or until it must be dropped."""
         group = Group(delivery.records[0].rollout.group_id, tuple(delivery.records), delivery.traceparent)
-        if group.group_id in self._batched or group.group_id in self.buffer:
+        if group.group_id in self._batched:
             self.counters["duplicates"] += 1
             return []
-        fate = asyncio.get_running_loop().create_future()
+        fate = self._fates.get(group.group_id)
+        if fate is None:
+            fate = self._hold(group)
+        else:  # delivered again while it waits: what is acknowledged now would live in this process alone
+            self.counters["duplicates"] += 1
+        with self.context.telemetry.span("replay wait"):
+            reason = await asyncio.shield(fate)
+        return [] if reason is None else [self._dropped(group, reason)]
+
+    def _hold(self, group: Group) -> asyncio.Future[DropReason | None]:
+        fate: asyncio.Future[DropReason | None] = asyncio.get_running_loop().create_future()
+        fate.add_done_callback(lambda _: self._fates.pop(group.group_id, None))
         self._fates[group.group_id] = fate
         evicted = self.buffer.add(group)
         if evicted is not None:
             self._decide(evicted.group_id, DropReason.EVICTED)
         self._changed.set()
-        try:
-            with self.context.telemetry.span("replay wait"):
-                reason = await fate
-        finally:
-            self._fates.pop(group.group_id, None)
-        return [] if reason is None else [self._dropped(group, reason)]
+        return fate
 
     def _decide(self, group_id: str, reason: DropReason | None) -> None:
         fate = self._fates.get(group_id)
@@ -133,11 +159,12 @@ class Replay(Actor):
             await self.unpaused.wait()
             for group in self.buffer.sweep(self.target_version):
                 self._decide(group.group_id, DropReason.STALE)
-            while self.version >= 0 and len(self.outstanding) < self.training.batches_ahead:
-                chosen = self.buffer.compose(self.target_version)
-                if chosen is None:
-                    break
-                await self._publish(chosen)
+            async with self._books:
+                while self.version >= 0 and len(self.outstanding) < self.training.batches_ahead:
+                    chosen = self.buffer.compose(self.target_version)
+                    if chosen is None:
+                        break
+                    await self._publish(chosen)
 
     async def _publish(self, chosen: Sequence[Group]) -> None:
         number = self._number + 1
@@ -181,15 +208,18 @@ class Replay(Actor):
 
     async def drain(self) -> None:
         """Give back what waits: it stays on the bus."""
-        for fate in self._fates.values():
+        for fate in list(self._fates.values()):
             fate.cancel()
 
     # --- progress ---------------------------------------------------------------------------------------------------
 
-    @follows(STEPS, start="last")
-    async def on_step(self, received: Received) -> None:
+    async def _follow_steps(self, seq: int) -> None:
+        """From the first step that was not read at the start: one that is missed would be waited for for ever."""
+        async for received in self.bus.follow(STEPS, seq):
+            await self._on_step(received.record)
+
+    async def _on_step(self, step: Step) -> None:
         """A batch has been reported."""
-        step: Step = received.record
         if step.epoch < self.epoch:
             return
         if self._enters_epoch(step.epoch, step.version):
@@ -198,6 +228,15 @@ class Replay(Actor):
         self._reported.add(step.batch_number)
         self.outstanding.pop(step.batch_number, None)
         self._changed.set()
+
+    @follows(DEAD, start="all")
+    async def on_dead(self, received: Received) -> None:
+        """A batch that became a dead letter will not be reported by a step."""
+        letter: DeadLetter = received.record
+        number = letter.subject.rsplit(".", 1)[-1]
+        if letter.topic == BATCHES.name and number.isdecimal():
+            self.outstanding.pop(int(number), None)
+            self._changed.set()
 
     @follows(WEIGHTS, start="last")
     async def on_weights(self, received: Received) -> None:
