@@ -31,7 +31,7 @@ _FIGURES: tuple[tuple[str, str, Callable[[float], str]], ...] = (
     ("learner tokens/s", "learner.tokens_per_s", lambda v: f"{v:,.0f}"),
     ("generator waiting share", "generator.waiting_share", lambda v: f"{100 * v:.0f} %"),
     ("learner waiting share", "learner.waiting_share", lambda v: f"{100 * v:.0f} %"),
-    ("bus work per rollout", "bus_s_per_rollout", lambda v: f"{1000 * v:.2f} ms"),
+    ("bus time per rollout", "bus_s_per_rollout", lambda v: f"{1000 * v:.2f} ms"),
     ("training time", "durations.training_s", lambda v: f"{v:.0f} s"),
 )
 

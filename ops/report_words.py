@@ -76,16 +76,23 @@ def meaning(summary: Summary) -> str:
     if sampled.gain <= (sampled.noise or 0.0):
         text = "Sampled accuracy did not rise by more than the noise: this run shows no learning."
         return text + _fallen(summary)
-    if not learned:
+    began, ended = greedy.before or 0.0, sampled.after or 0.0
+    if not learned and ended > began + (greedy.noise or 0.0):
+        text = (
+            f"Sampled accuracy ended at {_share(ended)}, above the {_share(began)} where greedy accuracy began, so "
+            f"this is not only sharpening; but greedy accuracy moved by {_points(greedy)}, within its noise or too "
+            "little to call it learned. More held-out tasks, or more steps, would tell."
+        )
+    elif not learned:
         text = (
             f"The gain is **sharpening**: sampled accuracy rose by {_points(sampled)} towards what the policy's greedy "
             f"answer could already do ({_share(greedy.before)} before training), while greedy accuracy moved by "
             f"{_points(greedy)}. The policy now gives its best answer more often; it has not shown a new skill."
         )
-    elif greedy.before is not None and sampled.after is not None and sampled.after <= greedy.before:
+    elif ended <= began:
         text = (
-            f"Both moved. Sampled accuracy ({_share(sampled.after)}) is still at or below where greedy accuracy began "
-            f"({_share(greedy.before)}), which is sharpening; but greedy accuracy itself rose by {_points(greedy)}: "
+            f"Both moved. Sampled accuracy ({_share(ended)}) is still at or below where greedy accuracy began "
+            f"({_share(began)}), which is sharpening; but greedy accuracy itself rose by {_points(greedy)}: "
             "the best answer got better too."
         )
     else:
@@ -215,7 +222,10 @@ def _speed(summary: Summary, launcher: Mapping[str, Any]) -> Iterator[str]:
     because = launcher.get("ended_because")
     yield " ".join(
         [
-            f"The bus took {1000 * bus:.2f} ms of work per rollout." if bus is not None else "",
+            f"Publishing, acknowledging and decoding took {1000 * bus:.2f} ms per rollout over all actors, "
+            "their waiting for the bus's answers included."
+            if bus is not None
+            else "",
             f"The run lasted {_duration(durations.run_s)}, training {_duration(durations.training_s)}, "
             f"evaluation {_duration(durations.evaluation_s)} (beside it).",
             f"It ended because: {because}." if because else "",

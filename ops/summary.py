@@ -110,7 +110,7 @@ class Summary(_Figures):
     lag: Lag
     generator: Worker
     learner: Worker
-    bus_s_per_rollout: float | None = Field(description="seconds of publish, ack and decode work of all actors")
+    bus_s_per_rollout: float | None = Field(description="seconds of publish, ack and decode, waits included")
     durations: Durations
     dead_letters: int
     errors: int

@@ -23,7 +23,7 @@ import structlog
 
 from messages import Snapshot
 from messages.topics import SNAPSHOTS
-from ops import logs
+from ops import logs, telemetry
 from runtime.board import View
 from runtime.bus import Bus
 from runtime.config import ACTOR_KINDS, EMBEDDED, RunConfig
@@ -185,7 +185,27 @@ class Launcher:
         await bus.publish(SNAPSHOTS, [snapshot], "run")
         if any(domain.source or domain.files or domain.eval_files for domain in self.config.domains.values()):
             marker = self.folder.bus / "published" if self.config.bus.url == EMBEDDED else None
-            await publish_domains(bus, self.config, self._say, self.display.warn, marker)
+            async with self._traced(bus):
+                await publish_domains(bus, self.config, self._say, self.display.warn, marker)
+
+    @contextlib.asynccontextmanager
+    async def _traced(self, bus: Bus) -> AsyncIterator[None]:
+        """A task's trace begins with its publication."""
+        settings = self.config.telemetry
+        bus.telemetry = telemetry.setup(
+            "launcher",
+            instance="launcher-0",
+            run=self.config.run.name,
+            folder=self.folder.telemetry,
+            traces=settings.traces,
+            metrics=False,
+            sample_ratio=settings.sample_ratio,
+        )
+        try:
+            yield
+        finally:
+            ended, bus.telemetry = bus.telemetry, telemetry.disabled()
+            await asyncio.to_thread(ended.shutdown)
 
     # --- while it is up ---------------------------------------------------------------------------------------------
 

@@ -195,6 +195,13 @@ def test_a_greedy_gain_beyond_its_noise_is_called_what_it_is(tmp_path):
     assert "The gain is **sharpening**" not in text
 
 
+def test_a_small_gain_above_a_greedy_start_of_nothing_is_called_neither(tmp_path):
+    folder = run_folder(tmp_path / "r", step(1), evaluation(0, 0.00, 0.00), evaluation(1, 0.06, 0.02))
+    text = report.write(folder).words_path.read_text()
+    assert "not only sharpening" in text
+    assert "**sharpening**" not in text
+
+
 def test_a_run_that_learned_nothing_says_so(tmp_path):
     folder = run_folder(tmp_path / "r", step(1), evaluation(0, 0.5, 0.8), evaluation(1, 0.5, 0.8))
     text = report.write(folder).words_path.read_text()
