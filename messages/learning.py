@@ -60,6 +60,7 @@ class Step(Record):
     stepped: bool
     reason: str = Field(default="", description="why no step was taken")
     group_ids: tuple[Identifier, ...] = Field(default=(), description="groups that the step trained")
+    refused_ids: tuple[Identifier, ...] = Field(default=(), description="groups of the batch that were not trained")
     n_samples: int = 0
     n_tokens: int = 0
     lag_mean: float = 0.0

@@ -113,12 +113,12 @@ class Curriculum(Actor):
         self.ledger.died((received.record.group_id or "").split(","))
 
     def _take_step(self, received: Received) -> None:
-        """A batch has been trained: its groups leave the pipeline."""
+        """A batch has been trained or refused: its groups leave the pipeline, also while their outcomes wait."""
         step: Step = received.record
         self._seen[STEPS.name] = received.seq
         self._saw_epoch(step.epoch)
         if step.epoch == self.epoch:
-            self.ledger.consumed(step.group_ids)
+            self.ledger.consumed((*step.group_ids, *step.refused_ids))
             self.version = step.version
 
     @follows(WEIGHTS, start="last")

@@ -34,7 +34,7 @@ class Ledger:
     next_number: int = 1
     open: dict[str, Dispatch] = field(default_factory=dict)
     in_training: set[str] = field(default_factory=set)
-    """Open groups that a step has consumed, while the checkpoint that makes the step final is still to come."""
+    """Open groups of a batch that was reported, while the checkpoint that makes its step final is still to come."""
     dead: dict[str, Dispatch] = field(default_factory=dict)
     intents: set[str] = field(default_factory=set)
     """Open groups whose turn may not have been published when this was saved; publishing again is harmless."""
@@ -58,7 +58,7 @@ class Ledger:
         self.intents.difference_update(group_ids)
 
     def consumed(self, group_ids: Iterable[str]) -> None:
-        """A step has trained these groups; they leave the pipeline and await their outcome."""
+        """A step has trained or refused these groups; they leave the pipeline and await their outcome."""
         self.in_training.update(group_id for group_id in group_ids if group_id in self.open)
 
     def rolled_back(self) -> None:

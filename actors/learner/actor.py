@@ -79,6 +79,7 @@ class Learner(Actor):
         self._lag_max = 0
         self._tokens_per_s = 0.0
         self._unsaved = 0
+        self._unsaved_groups: set[str] = set()
 
     @property
     def version(self) -> int:
@@ -154,7 +155,7 @@ class Learner(Actor):
         parts = self._sort(batch)
         outcomes = [self._outcome(group, reason=reason) for _, group, reason in parts.refused]
         outcomes += [self._outcome(group) for group in parts.known.values()]
-        base, saved = self.version, self._saved
+        base = self.version
         samples = [_train_sample(e) for group in parts.fresh.values() for e in group]
         attributes: Attributes = {semconv.RL_STEP: base + 1, semconv.RL_BATCH_ID: batch.id}
         links = links_to(batch.traceparents)
@@ -166,6 +167,7 @@ class Learner(Actor):
                 span.set_attribute(semconv.RL_POLICY_VERSION, self.version)
                 self.consumed.add(parts.fresh)
                 self._unsaved += 1
+                self._unsaved_groups.update(parts.fresh)
                 await self._report(batch, result, parts.fresh, base, busy_s, waited_s)
                 await self._broadcast(batch.id)
                 outcomes += [self._outcome(group, base=base) for group in parts.fresh.values()]
@@ -174,12 +176,11 @@ class Learner(Actor):
                 await self._report(batch, result, {}, base, busy_s, waited_s, reason=reason)
                 if result is not None and result.skipped is not None:
                     outcomes += [self._outcome(g, reason=SKIPPED[result.skipped]) for g in parts.fresh.values()]
+        final = self._saved if self._unsaved_groups & {*parts.fresh, *parts.known} else _SET
         self.counters["busy_s"] += self.clock.monotonic() - began
         if self._checkpoint_is_due():
             await self._checkpoint()
-        elif not self._unsaved:
-            return outcomes, _SET
-        return outcomes, saved
+        return outcomes, final
 
     def _sort(self, batch: Batch) -> Sorted:
         groups: Groups = defaultdict(list)
@@ -228,6 +229,8 @@ class Learner(Actor):
     ) -> None:
         experiences = list(itertools.chain.from_iterable(trained.values()))
         lags = [base - experience.rollout.oldest_version for experience in experiences]
+        of_batch = dict.fromkeys(experience.rollout.group_id for experience in batch.experiences)
+        refused = [group_id for group_id in of_batch if group_id not in self.consumed]
         step = Step(
             epoch=self.epoch,
             version=self.version,
@@ -236,6 +239,7 @@ class Learner(Actor):
             stepped=bool(experiences),
             reason=reason,
             group_ids=tuple(trained),
+            refused_ids=tuple(refused),
             n_samples=len(experiences),
             n_tokens=result.trained_tokens if result is not None and experiences else 0,
             lag_mean=sum(lags) / len(lags) if lags else 0.0,
@@ -330,6 +334,7 @@ class Learner(Actor):
             await self.alert("checkpoint-failed", "critical", f"training goes on without a checkpoint: {error}")
             return
         self._unsaved = 0
+        self._unsaved_groups.clear()
         self.counters["checkpoints"] += 1
         saved, self._saved = self._saved, asyncio.Event()
         saved.set()

@@ -66,7 +66,7 @@ class Replay(Actor):
             seen = received.seq
             step: Step = received.record
             self._number = max(self._number, step.batch_number)
-            self._remember(step.group_ids)
+            self._remember((*step.group_ids, *step.refused_ids))
             if self._enters_epoch(step.epoch, step.version) or step.epoch == self.epoch:
                 self._reported.add(step.batch_number)
                 self.version = step.version
