@@ -25,7 +25,7 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.js.client import JetStreamContext
 
-from messages import Record, Topic, check_name, decode, encode, headers
+from messages import MessageError, Record, Topic, check_name, decode, encode, headers
 from ops import semconv
 from ops.telemetry import Telemetry, disabled
 from runtime import blobs
@@ -225,11 +225,14 @@ class Bus:
             except _RETRYABLE as error:
                 if "per subject" in str(getattr(error, "description", "")):
                     raise
-                if subject in self._denied:
-                    raise Forbidden(f"the bus user of {self.name} may not publish to {subject}") from error
+                self._refuse_denied(subject, error)
                 if give_up is not None and time.monotonic() >= give_up:
                     raise self._publish_error(subject, stream, error) from error
                 await asyncio.sleep(backoff.delay_s(attempt, self.rng))
+
+    def _refuse_denied(self, subject: str, error: Exception) -> None:
+        if subject.lower() in self._denied:  # the client library gives the server's words in lower case
+            raise Forbidden(f"the bus user of {self.name} may not publish to {subject}") from error
 
     @staticmethod
     def _publish_error(subject: str, stream: str, error: Exception) -> BusError:
@@ -243,11 +246,11 @@ class Bus:
 
     # --- reading ----------------------------------------------------------------------------------------------------
 
-    async def unpack(self, data: bytes, message_headers: Mapping[str, str]) -> list[Record]:
-        """Decode a parcel, fetching its payload when it was claim-checked.
+    async def unpack(self, data: bytes, message_headers: Mapping[str, str], topic: Topic | None = None) -> list[Record]:
+        """Decode a parcel (of ``topic``, when given), fetching its payload when it was claim-checked.
 
         Raises:
-            MessageError: it does not decode or validate.
+            MessageError: it does not decode or validate, or is no record of the topic.
             BlobGone: its payload is not there or damaged.
         """
         claim = message_headers.get(headers.CLAIM)
@@ -257,6 +260,9 @@ class Bus:
         records = decode(message_headers.get(headers.SCHEMA), data)
         self.cost.decode_s += time.perf_counter() - started
         self.cost.received += 1
+        if topic is not None and topic.record is not None and not isinstance(records[0], topic.record):
+            found, wanted = records[0].schema_header(), topic.record.schema_header()
+            raise MessageError(f"{found} on topic {topic.name}, not {wanted}")
         return records
 
     async def get(self, topic: Topic, seq: int) -> Received | None:
@@ -284,6 +290,7 @@ class Bus:
         """Ask and wait, through reconnects and leader changes, up to ``timeout_s``.
 
         Raises:
+            Forbidden: this user may not ask that.
             BusError: no answer in time.
         """
         backoff, attempt, give_up = Backoff(), 0, time.monotonic() + timeout_s
@@ -296,6 +303,7 @@ class Bus:
                 nats.errors.NoRespondersError,
                 nats.errors.OutboundBufferLimitError,
             ) as error:
+                self._refuse_denied(subject, error)
                 if time.monotonic() >= give_up:
                     raise BusError(f"no answer on {subject} for {timeout_s:.0f} s: {type(error).__name__}") from error
                 await asyncio.sleep(backoff.delay_s(attempt, self.rng))

@@ -11,9 +11,10 @@ from typing import Any
 
 from messages import TOPICS, Retention, Topic, content_digest
 from runtime.bus import Bus
-from runtime.errors import DeclarationMismatch
+from runtime.errors import DeclarationMismatch, StreamMissing
 
 FINGERPRINT = "busrl-declaration"
+_STREAM_NOT_FOUND = 10059
 
 
 def stream_config(topic: Topic, run: str, replicas: int = 1) -> dict[str, Any]:
@@ -89,6 +90,7 @@ async def declare_consumer(bus: Bus, topic: Topic, kind: str, *, afresh: bool = 
 
     Raises:
         DeclarationMismatch: it exists with another configuration.
+        StreamMissing: its stream is not there.
     """
     stream, wanted = topic.stream(bus.run), consumer_config(topic, kind, bus.run)
     name = wanted["durable_name"]
@@ -110,6 +112,8 @@ async def _ask(bus: Bus, api: str, request: dict[str, Any]) -> dict[str, Any]:
 
 
 def _refuse_error(what: str, found: dict[str, Any]) -> None:
+    if found.get("error", {}).get("err_code") == _STREAM_NOT_FOUND:
+        raise StreamMissing(f"{what} can not be made: there is no such stream")
     if "error" in found:
         raise DeclarationMismatch(f"{what} can not be made: {found['error'].get('description')}")
 

@@ -32,7 +32,7 @@ async def follow(
                 metadata = message.metadata
                 found = message.headers or {}
                 try:
-                    records = await bus.unpack(message.data, found)
+                    records = await bus.unpack(message.data, found, topic)
                 except (MessageError, BlobGone) as error:
                     log.warning("unreadable message", topic=topic.name, seq=metadata.sequence.stream, error=str(error))
                     continue

@@ -18,7 +18,7 @@ import structlog
 from nats.aio.msg import Msg
 from opentelemetry import trace
 
-from messages import DeadLetter, DeadReason, MessageError, Record, derive, headers
+from messages import DeadLetter, DeadReason, MessageError, derive, headers
 from messages.topics import DEAD
 from ops import semconv
 from runtime import blobs
@@ -68,7 +68,7 @@ class Inbox:
                 await declare_consumer(self._bus, self._work.topic, self._actor.kind, afresh=True)
             while not self._actor.draining.is_set():
                 if not self._actor.unpaused.is_set():
-                    await self._give_back(pull)
+                    await _give_back(await pull.close())
                     await self._actor.unpaused.wait()
                 free = await self._room()
                 try:
@@ -76,12 +76,15 @@ class Inbox:
                 except ConsumerGone as gone:
                     await self._declare_again(gone)
                     continue
+                if not self._actor.unpaused.is_set():
+                    await _give_back(messages)
+                    continue
                 for message in messages:
                     task = asyncio.create_task(self._handle(message))
                     self._tasks[task] = message
                     task.add_done_callback(self._done)
         finally:
-            await self._give_back(pull)
+            await _give_back(await pull.close())
 
     async def finish(self, limit_s: float) -> None:
         """Wait for the handlers; what is not finished in ``limit_s`` is given back for another to do."""
@@ -99,11 +102,6 @@ class Inbox:
             self._ended.clear()
             await self._ended.wait()
         return self._limit - len(self._tasks)
-
-    @staticmethod
-    async def _give_back(pull: PullRequests) -> None:
-        for message in await pull.close():
-            await _answer(message.nak())
 
     async def _declare_again(self, gone: ConsumerGone) -> None:
         log.warning("consumer gone, declaring it again", error=str(gone))
@@ -151,7 +149,7 @@ class Inbox:
             try:
                 if metadata.num_delivered > MAX_DELIVERIES:
                     raise _Exhausted(f"given up after {metadata.num_delivered - 1} deliveries that did not finish")
-                records = await self._decode(message, found)
+                records = await self._bus.unpack(message.data, found, topic)
                 delivery = Delivery[Any](
                     records,
                     delivery_id,
@@ -184,15 +182,6 @@ class Inbox:
             except Exception as error:
                 await self._give_up(message, found, DeadReason.BUG, error)
         meters.process_duration.record(time.perf_counter() - began, labels)
-
-    async def _decode(self, message: Msg, found: dict[str, str]) -> list[Record]:
-        records = await self._bus.unpack(message.data, found)
-        expected = self._work.topic.record
-        if expected is not None and not isinstance(records[0], expected):
-            raise MessageError(
-                f"{type(records[0]).schema_header()} on topic {self._work.topic.name}, not {expected.schema_header()}"
-            )
-        return records
 
     async def _publish(self, outputs: Sequence[Out], delivery_id: str) -> None:
         for index, out in enumerate(outputs):
@@ -282,6 +271,11 @@ class Inbox:
 
 class _Exhausted(Exception):
     """A message whose deliveries are used up."""
+
+
+async def _give_back(messages: Sequence[Msg]) -> None:
+    for message in messages:
+        await _answer(message.nak())
 
 
 async def _answer(answer: Any) -> None:

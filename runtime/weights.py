@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgpack
+import nats.errors
 import structlog
 
 from messages import WeightManifest, WeightSource
@@ -25,6 +26,9 @@ from runtime.errors import BlobGone, BusError, WeightsRefused
 from runtime.permissions import weights_request_subject
 
 log = structlog.get_logger()
+
+SERVE_DEADLINE_S = 30.0
+"""How long a full blobs stream may hold up the answer to one request."""
 
 
 def machine_id() -> str:
@@ -112,12 +116,16 @@ class WeightWriter:
             if path not in self._kept or not path.exists():
                 await message.respond(msgpack.packb({"error": f"version {name} is gone"}))
                 continue
-            if name not in claims:
-                payload = await asyncio.to_thread(path.read_bytes)
-                claims[name] = await blobs.put(bus, payload, deadline_s=30)
-                for old in list(claims)[: -self.keep]:
-                    await blobs.delete(bus, claims.pop(old))
-            await message.respond(msgpack.packb({"claim": claims[name]}))
+            try:
+                if name not in claims:
+                    payload = await asyncio.to_thread(path.read_bytes)
+                    claims[name] = await blobs.put(bus, payload, deadline_s=SERVE_DEADLINE_S)
+                    for old in list(claims)[: -self.keep]:
+                        await blobs.delete(bus, claims.pop(old))
+                await message.respond(msgpack.packb({"claim": claims[name]}))
+            except (OSError, BusError, nats.errors.Error) as error:  # who asks hears it; the learner goes on
+                log.warning("version not served", version=name, error=str(error))
+                await message.respond(msgpack.packb({"error": f"version {name} not served: {error}"}))
 
 
 async def fetch(bus: Bus, manifest: WeightManifest, host: str | None = None) -> tuple[memoryview, str]:
