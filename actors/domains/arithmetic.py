@@ -17,10 +17,10 @@ class Arithmetic(Domain):
 
     def problem(self, rng: Random, level: int) -> Problem:
         """Draw a sum, a difference that is not negative, or a product with one small factor."""
-        large, small = ((99, 20), (99, 99), (999, 999))[level]
+        large, small = ((99, 9), (99, 99), (999, 999))[level]
         sign = rng.choice("+-*")
         if sign == "*":
-            a, b = rng.randint(0, 12 * (1 + 3 * level)), rng.randint(0, 9)
+            a, b = rng.randint(0, 9 * (1 + 3 * level)), rng.randint(0, 9)
             return self._stated(a, sign, b, a * b)
         a, b = rng.randint(0, large), rng.randint(0, small)
         if sign == "+":

@@ -13,6 +13,7 @@ def demonstrations(
     source: str = "demo",
     noise: float = 0.0,
     shares: Mapping[str, float] | None = None,
+    lessons: float = 0.5,
     level: int = 0,
 ) -> Iterator[tuple[str, str]]:
     """Yield (prompt, response) without end, from train tasks only.
@@ -22,6 +23,7 @@ def demonstrations(
         source: a name that ``open_source`` knows.
         noise: probability, in [0, 1], of a plausible wrong response.
         shares: how often a domain is shown, relative to 1 for the domains not named.
+        lessons: share of problems that show more at once than a task asks, where a domain has such.
         level: the difficulty.
 
     Raises:
@@ -30,7 +32,7 @@ def demonstrations(
     """
     opened = open_procedural(source)
     weights = {**dict.fromkeys(opened.domains, 1.0), **(shares or {})}
-    streams = {domain: opened.endless(domain, seed, "train", level=level) for domain in weights}
+    streams = {domain: opened.lessons(domain, seed, lessons, level=level) for domain in weights}
     rng = Random(seed)
     while True:
         domain = rng.choices(list(weights), list(weights.values()))[0]

@@ -34,6 +34,10 @@ class Domain(ABC):
     def problem(self, rng: Random, level: int) -> Problem:
         """Draw one problem of ``level``; equal generators draw equal problems."""
 
+    def lesson(self, rng: Random, level: int) -> Problem:
+        """Draw a problem to learn from by demonstration; a domain may show more at once than a task asks."""
+        return self.problem(rng, level)
+
     def mistake(self, answer: str, rng: Random) -> str:
         """Return a wrong answer of the kind that a beginner gives instead of ``answer``."""
         return plausible_mistake(answer, rng)

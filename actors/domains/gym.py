@@ -75,8 +75,8 @@ _SPIRAL_ASKED = (
 SIZINGS: Mapping[str, Sizing] = {
     "chain_sum": Sizing(
         levels=(
+            {"min_terms": 2, "max_terms": 3, "min_digits": 1, "max_digits": 1},
             {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 2},
-            {"min_terms": 2, "max_terms": 3, "min_digits": 2, "max_digits": 2},
         ),
         phrases=(_SUM_ASKED, " + ", " - ", " ="),
     ),

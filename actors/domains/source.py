@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from random import Random
 from typing import Any, Protocol
 
-from actors.domains.domain import Domain
+from actors.domains.domain import Domain, Problem
 from actors.domains.errors import BadSourceOption, ExhaustedDomain
 from actors.domains.split import split_of
 from messages.ids import derive
@@ -71,11 +71,21 @@ class ProceduralSource:
             BadSourceOption: this source has no such domain, option or level.
             ExhaustedDomain: no different held-out prompt is left.
         """
-        if domain not in self._domains:
-            raise BadSourceOption(
-                f"source {self.name!r} has no domain {domain!r}, use one of {', '.join(self._domains)}"
-            )
-        return _stream(self._domains[domain], seed, split, self._level(options))
+        drawn = self._domain(domain)
+        return _stream(drawn, drawn.problem, seed, split, self._level(options))
+
+    def lessons(self, domain: str, seed: int, share: float = 0.5, **options: Any) -> Iterator[Task]:
+        """Yield train tasks to learn from by demonstration: a ``share`` of lessons, the others as ``endless`` has them.
+
+        Raises:
+            BadSourceOption: this source has no such domain, option or level.
+        """
+        drawn = self._domain(domain)
+
+        def draw(rng: Random, level: int) -> Problem:
+            return drawn.lesson(rng, level) if rng.random() < share else drawn.problem(rng, level)
+
+        return _stream(drawn, draw, seed, "train", self._level(options))
 
     def demonstration(self, task: Task, rng: Random, noise: float) -> str:
         """Return the right answer to ``task`` or, with probability ``noise``, a plausible wrong one."""
@@ -84,6 +94,12 @@ class ProceduralSource:
         if rng.random() >= noise:
             return task.answer
         return self._domains[task.domain].mistake(task.answer, rng)
+
+    def _domain(self, name: str) -> Domain:
+        if name not in self._domains:
+            known = ", ".join(self._domains)
+            raise BadSourceOption(f"source {self.name!r} has no domain {name!r}, use one of {known}")
+        return self._domains[name]
 
     def _level(self, options: dict[str, Any]) -> int:
         unknown = set(options) - {"level"}
@@ -96,12 +112,14 @@ class ProceduralSource:
         return level
 
 
-def _stream(domain: Domain, seed: int, split: Split, level: int) -> Iterator[Task]:
+def _stream(
+    domain: Domain, draw: Callable[[Random, int], Problem], seed: int, split: Split, level: int
+) -> Iterator[Task]:
     seen: set[str] = set()
     i = tries = 0
     while tries < _TRIES:
         rng = Random(derive("problem", domain.name, seed, split, level, i, tries))
-        problem = domain.problem(rng, level)
+        problem = draw(rng, level)
         if split_of(problem.prompt) != split or (split == "eval" and problem.prompt in seen):
             tries += 1
             continue
