@@ -29,7 +29,7 @@ from actors.learner.pairs import (
 )
 from actors.learner.schedule import learning_rate
 from actors.learner.sft_config import SftConfig
-from actors.policy.logprobs import ScoredSequence, micro_batches, pad, token_logprobs
+from actors.policy.logprobs import ScoredSequence, micro_batches, pad, padding_allowance, token_logprobs
 from actors.policy.model import Policy, PolicyError, choose_device, load_policy
 
 MAX_SKIPS_IN_A_ROW = 10_000
@@ -150,7 +150,8 @@ class _Run:
         total = sum(int(sequence.scored.sum()) for sequence in batch)
         loss_sum = 0.0
         self._optimizer.zero_grad()
-        for indices in micro_batches([sequence.ids.size for sequence in batch], config.micro_batch_tokens):
+        lengths = [sequence.ids.size for sequence in batch]
+        for indices in micro_batches(lengths, config.micro_batch_tokens, padding_allowance(self._policy.device)):
             padded = pad([batch[i] for i in indices], self._policy.device)
             with torch.autocast(self._policy.device.type, dtype=torch.bfloat16, enabled=config.dtype == "bfloat16"):
                 logprobs, _ = token_logprobs(self._policy.model, padded)

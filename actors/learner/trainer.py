@@ -22,7 +22,7 @@ from actors.learner.objective import DecoupledPpo, ObjectiveMetrics, ObjectiveSu
 from actors.learner.optimizers import adamw
 from actors.learner.sample import TrainableSample, TrainSample, checked, total_trained
 from actors.learner.schedule import learning_rate
-from actors.policy.logprobs import PaddedBatch, micro_batches, pad, token_logprobs
+from actors.policy.logprobs import PaddedBatch, micro_batches, pad, padding_allowance, token_logprobs
 from actors.policy.model import Policy, PolicyError
 
 
@@ -192,7 +192,7 @@ class Trainer:
         lengths = [sample.sequence.ids.size for sample in batch]
         device = self.policy.device
         parts = []
-        for indices in micro_batches(lengths, self.config.micro_batch_tokens):
+        for indices in micro_batches(lengths, self.config.micro_batch_tokens, padding_allowance(device)):
             chosen = [batch[i] for i in indices]
             versions = np.concatenate([sample.versions for sample in chosen])
             parts.append(

@@ -20,6 +20,9 @@ from transformers import PreTrainedModel
 HEAD_CHUNK_BYTES = 256 << 20
 """Float32 bytes of logits that the head may hold at once; above it, rows are scored in recomputed chunks."""
 
+CPU_PADDING_TOKENS = 128
+"""See :func:`padding_allowance`."""
+
 _RESCALING = ("final_logit_softcapping", "logit_scale", "logits_scaling", "lm_head_multiplier")
 
 
@@ -67,17 +70,36 @@ class PaddedBatch:
         return int(self.targets.shape[0])
 
 
-def micro_batches(lengths: Sequence[int], micro_batch_tokens: int) -> Iterator[list[int]]:
+def micro_batches(
+    lengths: Sequence[int], micro_batch_tokens: int, padding_tokens: int | None = None
+) -> Iterator[list[int]]:
     """Yield lists of indices that cover ``lengths`` once, longest first, each of at most ``micro_batch_tokens``.
 
-    Tokens are counted as padded: sequences times the longest. A single sequence above the budget goes alone.
+    Tokens are counted as padded: sequences times the longest. A single sequence above the budget goes alone. A
+    micro-batch also ends before its padding exceeds ``padding_tokens`` (None: padding is free).
     """
     order = sorted(range(len(lengths)), key=lambda i: (-lengths[i], i))
-    start = 0
-    while start < len(order):
-        size = max(1, micro_batch_tokens // max(1, lengths[order[start]]))
-        yield order[start : start + size]
-        start += size
+    part: list[int] = []
+    padding = 0
+    for i in order:
+        longest = lengths[part[0]] if part else lengths[i]
+        padding += longest - lengths[i]
+        full = (len(part) + 1) * longest > micro_batch_tokens
+        if part and (full or (padding_tokens is not None and padding > padding_tokens)):
+            yield part
+            part, padding = [], 0
+        part.append(i)
+    if part:
+        yield part
+
+
+def padding_allowance(device: torch.device) -> int | None:
+    """Return the padding that costs as much as one more forward and backward pass, in tokens; None for no bound.
+
+    A small policy on a CPU core spends as long on about a hundred tokens as on the fixed cost of a pass; a GPU's
+    passes are bound by their launch, so there padding is free.
+    """
+    return CPU_PADDING_TOKENS if device.type == "cpu" else None
 
 
 def pad(sequences: Sequence[ScoredSequence], device: torch.device) -> PaddedBatch:

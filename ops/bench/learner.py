@@ -78,12 +78,13 @@ def _bare_loop(policy: Policy, config: LearnerConfig, batch: list[TrainSample]) 
     """Return one optimiser step of the plainest loop that trains on ``batch``, everything prepared beforehand."""
     import torch
 
-    from actors.policy.logprobs import micro_batches
+    from actors.policy.logprobs import micro_batches, padding_allowance
 
     model = policy.model
     optimizer = torch.optim.AdamW(model.parameters(), lr=config.lr, betas=config.betas, weight_decay=0.0, fused=True)
     sizes = [sample.prompt_ids.size + sample.token_ids.size for sample in batch]
-    prepared = [_prepared([batch[i] for i in part], policy) for part in micro_batches(sizes, config.micro_batch_tokens)]
+    parts = micro_batches(sizes, config.micro_batch_tokens, padding_allowance(policy.device))
+    prepared = [_prepared([batch[i] for i in part], policy) for part in parts]
     total = sum(int(places.shape[0]) for _, places, _, _ in prepared)
 
     def step() -> None:

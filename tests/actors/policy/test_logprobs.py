@@ -89,21 +89,34 @@ def test_a_greedy_sample_has_no_distribution_to_score():
 
 
 lengths = st.lists(st.integers(1, 300), max_size=60)
+allowances = st.none() | st.integers(0, 500)
 
 
-@given(lengths, st.integers(1, 2000))
-def test_micro_batches_cover_every_sequence_once(sizes, budget):
-    taken = [i for part in micro_batches(sizes, budget) for i in part]
+@given(lengths, st.integers(1, 2000), allowances)
+def test_micro_batches_cover_every_sequence_once(sizes, budget, padding):
+    taken = [i for part in micro_batches(sizes, budget, padding) for i in part]
     assert sorted(taken) == list(range(len(sizes)))
 
 
-@given(lengths, st.integers(1, 2000))
-def test_no_micro_batch_of_several_sequences_exceeds_its_padded_tokens(sizes, budget):
-    for part in micro_batches(sizes, budget):
+@given(lengths, st.integers(1, 2000), allowances)
+def test_no_micro_batch_of_several_sequences_exceeds_its_padded_tokens(sizes, budget, padding):
+    for part in micro_batches(sizes, budget, padding):
         assert len(part) == 1 or len(part) * max(sizes[i] for i in part) <= budget
 
 
-@given(lengths, st.integers(1, 2000))
-def test_micro_batches_go_from_long_to_short(sizes, budget):
-    taken = [sizes[i] for part in micro_batches(sizes, budget) for i in part]
+@given(lengths, st.integers(1, 2000), st.integers(0, 500))
+def test_no_micro_batch_holds_more_padding_than_it_may(sizes, budget, padding):
+    for part in micro_batches(sizes, budget, padding):
+        assert len(part) * max(sizes[i] for i in part) - sum(sizes[i] for i in part) <= padding
+
+
+@given(lengths, st.integers(1, 2000), allowances)
+def test_micro_batches_go_from_long_to_short(sizes, budget, padding):
+    taken = [sizes[i] for part in micro_batches(sizes, budget, padding) for i in part]
     assert taken == sorted(taken, reverse=True)
+
+
+@given(st.integers(1, 300), st.integers(1, 60))
+def test_sequences_of_one_length_fill_micro_batches_to_the_budget(size, n):
+    parts = list(micro_batches([size] * n, 600, 0))
+    assert all(len(part) == 600 // size for part in parts[:-1])
