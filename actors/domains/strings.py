@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from actors.domains.domain import Domain, Problem
 
-_OPERATIONS: dict[str, Callable[[str], str]] = {
+OPERATIONS: dict[str, Callable[[str], str]] = {
     "Reverse": lambda word: word[::-1],
     "Sort the letters of": lambda word: "".join(sorted(word)),
     "Write in capitals": str.upper,
@@ -23,15 +23,15 @@ class Strings(Domain):
 
     name = "strings"
     n_levels: ClassVar[int] = 3
-    phrases = tuple(f"{operation}: " for operation in _OPERATIONS)
+    phrases = tuple(f"{operation}: " for operation in OPERATIONS)
 
     def problem(self, rng: Random, level: int) -> Problem:
         """Draw an operation and a word of 3 to 5 letters (two more for each level)."""
-        operation = rng.choice(list(_OPERATIONS))
+        operation = rng.choice(list(OPERATIONS))
         length = rng.randint(3 + 2 * level, 5 + 2 * level)
         word = "".join(rng.choice(string.ascii_lowercase) for _ in range(length))
         return Problem(
             prompt=f"{operation}: {word}\n",
-            answer=_OPERATIONS[operation](word),
+            answer=OPERATIONS[operation](word),
             metadata={"operation": operation, "word": word},
         )
