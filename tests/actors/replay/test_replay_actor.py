@@ -196,7 +196,7 @@ async def test_steps_that_come_while_it_starts_are_not_missed(stage: Stage, monk
     stage.config = run_config(stage.folder, training="batches_ahead = 2")
     first = await started(stage)
     for name in "abcdefgh":
-        await put_group(stage, name)
+        await put_group(stage, name, version=2)
     await stage.until_stored(BATCHES, 2)
     await first.crash()
     counted = Replay._find_outstanding
