@@ -26,6 +26,7 @@ from messages.topics import SNAPSHOTS
 from ops import logs, telemetry
 from runtime.board import View
 from runtime.bus import Bus
+from runtime.cancel import cancel_and_wait
 from runtime.config import ACTOR_KINDS, EMBEDDED, RunConfig
 from runtime.declare import declare
 from runtime.display import Display
@@ -118,8 +119,7 @@ class Launcher:
                 self._supervisor.kill()
                 await self._supervisor.drain()
                 self._supervisor.release_server()
-                ticking.cancel()
-                await asyncio.gather(ticking, return_exceptions=True)
+                await cancel_and_wait([ticking])
                 await recorder.stop()
                 self.display.close(self.facts, self._view())
         return code

@@ -18,6 +18,7 @@ from messages.topics import CONTROL, DEAD, HEARTBEATS
 from ops import semconv
 from ops.heartbeats import HeartbeatMeters
 from runtime.actor import Actor, Followed
+from runtime.cancel import cancel_and_wait
 from runtime.errors import BusError
 from runtime.inbox import Inbox
 from runtime.parcel import Received
@@ -66,9 +67,7 @@ class Life:
             finally:
                 actor.state = ActorState.STOPPED
                 await self._send_beat()
-                for beat in beats:
-                    beat.cancel()
-                await asyncio.gather(*beats, return_exceptions=True)
+                await cancel_and_wait(beats)
                 if health is not None:
                     with contextlib.suppress(nats.errors.Error):
                         await health.unsubscribe()
@@ -127,9 +126,7 @@ class Life:
             except Exception as error:
                 log.error("drain failed", error=repr(error))
         await asyncio.gather(*(inbox.finish(self._drain_s) for inbox in self._inboxes), return_exceptions=True)
-        for task in (*tasks, *actor.background):
-            task.cancel()
-        await asyncio.gather(*tasks, *actor.background, return_exceptions=True)
+        await cancel_and_wait((*tasks, *actor.background))
         try:
             await actor.stop()
         except Exception as error:

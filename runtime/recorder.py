@@ -20,6 +20,7 @@ from pydantic import ValidationError
 from messages import DeadLetter, Heartbeat, Record, Retention, Topic
 from messages.topics import ALERTS, DEAD, EVALUATIONS, HEARTBEATS, OUTCOMES, STEPS, TOPICS
 from runtime.bus import Bus
+from runtime.cancel import cancel_and_wait
 from runtime.errors import BusError
 from runtime.facts import Facts, QueueFacts
 
@@ -93,9 +94,7 @@ class Recorder:
 
     async def stop(self) -> None:
         """Stop following and close the files."""
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await cancel_and_wait(self._tasks)
         for last in self._beats.values():
             if last.newest is not last.written:
                 self._write(HEARTBEATS, last.newest, last.newest.sent_s)
