@@ -13,7 +13,7 @@ from rich.text import Text
 from messages import Evaluation
 from runtime.config import ACTOR_KINDS
 from runtime.facts import ActorFacts, DomainFacts, Facts
-from runtime.ledger import Ledger, booked
+from runtime.ledger import Ledger, current
 
 NARROW = 100
 FEWEST_DOMAINS = 3
@@ -78,7 +78,7 @@ def board(facts: Facts, view: View, width: int = 120, height: int = 60) -> Rende
 
 def log_fields(facts: Facts, view: View) -> dict[str, Any]:
     """The same in the few figures of a log line, for when there is no terminal."""
-    ledger = booked(facts)
+    ledger = current(facts)
     fields: dict[str, Any] = {"phase": view.phase, "elapsed_s": round(view.elapsed_s, 1), "version": facts.version}
     if view.max_steps:
         fields["max_steps"] = view.max_steps
@@ -202,7 +202,7 @@ def _flow(facts: Facts, view: View) -> Group:
         step = facts.last_step
         lag = f"{step.lag_mean:.2f} now, {facts.lag.mean:.2f} mean, {facts.lag.most} max, bound {view.max_lag}"
         lines.append(_line("lag", lag))
-    ledger = booked(facts)
+    ledger = current(facts)
     if ledger is not None:
         lines.append(_ledger_line(ledger))
     return Group(*lines)

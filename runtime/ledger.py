@@ -1,13 +1,16 @@
 """The law of conservation: dispatched = trained + dropped(reason) + dead + open, in samples, exactly, at any time.
 
-The curriculum dispatches and keeps the books; they travel in its heartbeat and are read here for people to see.
+The curriculum dispatches and keeps the books; they travel in its heartbeat. Outcomes that came after its last beat (it
+is drained first) are no longer open, and are counted from the outcomes themselves.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from messages import OutcomeStatus
 from runtime.facts import Facts
 
 REASON_PREFIX = "dropped_"
@@ -55,3 +58,25 @@ def booked(facts: Facts) -> Ledger | None:
                 int(gauges.get("open", 0)),
             )
     return None
+
+
+def current(facts: Facts) -> Ledger | None:
+    """The books with the outcomes that came after the curriculum's last heartbeat; None when there are no books.
+
+    Books that are newer than the outcomes that were read stand as they are.
+    """
+    books = booked(facts)
+    if books is None or not books.closes:
+        return books
+    ended = Counter[str]()
+    dropped = Counter[str]()
+    for outcome in facts.outcomes.values():
+        ended[outcome.status.value] += outcome.n_samples
+        if outcome.reason is not None:
+            dropped[outcome.reason.value] += outcome.n_samples
+    trained = ended[OutcomeStatus.TRAINED.value]
+    dead = max(books.dead, ended[OutcomeStatus.DEAD.value])
+    still_open = books.dispatched - trained - dropped.total() - dead
+    if trained < books.trained or dropped.total() < books.dropped_total or still_open < 0:
+        return books
+    return Ledger(books.dispatched, trained, dict(dropped), dead, still_open)

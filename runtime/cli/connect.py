@@ -45,6 +45,7 @@ def connection(run: str | None, runs: str, url: str | None, credentials: str | N
     """
     from dataclasses import replace
 
+    from runtime.config import EMBEDDED
     from runtime.errors import UserError
     from runtime.runfolder import Connection, read_connection
 
@@ -55,7 +56,10 @@ def connection(run: str | None, runs: str, url: str | None, credentials: str | N
         if run is None:
             raise UserError("--bus without --credentials needs --run NAME, since a bus may carry several runs")
         return Connection(url, run, {})
-    return find(run, runs).connection()
+    folder = find(run, runs)
+    if folder.config().bus.url == EMBEDDED and not folder.is_up():
+        raise UserError(f"run {folder.name!r} is not up; `busrl up` with its run file continues it")
+    return folder.connection()
 
 
 @asynccontextmanager
