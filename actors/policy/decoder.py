@@ -132,7 +132,8 @@ class _LayerView(CacheLayerMixin):  # type: ignore[no-untyped-call]
 
     def update(self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any) -> LayerKV:
         """Write [n, heads, 1, size] and return every column up to it."""
-        return self._store.append(self._index, key_states[:, :, 0], value_states[:, :, 0])
+        self._store.write(self._index, key_states[:, :, 0], value_states[:, :, 0])
+        return self._store.read(self._index, self._store.whole)
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         """(columns, offset) of the mask."""

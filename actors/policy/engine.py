@@ -201,6 +201,11 @@ class TorchEngine:
         """Feed every row its last token; logits [n, vocabulary]."""
         cache, n = self._cache, self._rows.n
         cache.make_column()
+        if not cache.bands:
+            sources, targets = cache.arrange()
+            if len(sources):
+                self._rows.move(sources, targets)
+                self._rows_changed()
         ids = self._ids
         if ids is None:
             ids = torch.from_numpy(self._rows.last[:n].copy()).to(self._device, non_blocking=True)
@@ -239,8 +244,8 @@ class TorchEngine:
             completed = pending.finish(index, sample)
             if completed is not None:
                 done.append(completed)
-        moves = self._rows.remove(gone)
-        self._cache.keep(moves, self._rows.n)
+        sources, targets = self._rows.remove(gone)
+        self._cache.keep(sources, targets, self._rows.n)
         self._rows_changed()
         return done
 

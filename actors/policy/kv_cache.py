@@ -15,13 +15,19 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from actors.policy.bands import Band, arrange
+
 LayerKV = tuple[torch.Tensor, torch.Tensor]
+
+# A band costs a few calls per layer; reading this many bytes of keys and values takes about as long.
+_BAND_BYTES = 1 << 18
 
 
 class KVCache:
     """Per layer keys and values [rows, heads, columns, head size]; all rows end at the same column.
 
     n: rows in use. begin, end: the columns in use, end exclusive. lengths int64 [rows]: columns of each row.
+    bands: which rows attend together; none after rows came or went, until `arrange`.
     """
 
     def __init__(self) -> None:
@@ -33,6 +39,9 @@ class KVCache:
         self.begin = 0
         self.end = 0
         self.lengths: npt.NDArray[np.int64] = np.zeros(0, np.int64)
+        self.bands: list[Band] = []
+        self._steps = 0
+        self._grain = 1
         self._valid = torch.zeros(0)
         self._bias = torch.zeros(0)
 
@@ -40,6 +49,11 @@ class KVCache:
     def used(self) -> int:
         """Columns that the longest row occupies."""
         return self.end - self.begin
+
+    @property
+    def whole(self) -> Band:
+        """All rows as one band."""
+        return Band(0, self.n, self.used - self._steps)
 
     def reserve(self, rows: int, columns: int, like: Sequence[LayerKV]) -> None:
         """Reallocate to rows x columns tokens, keeping the running rows; `like` gives heads, sizes and dtype."""
@@ -54,6 +68,7 @@ class KVCache:
         lengths = np.zeros(rows, np.int64)
         lengths[:n] = self.lengths[:n]
         self.keys, self.values, self.lengths = keys, values, lengths
+        self._grain = _BAND_BYTES // sum(x[0, :, 0].nbytes for x in (keys[0], values[0])) + 1
         self.rows, self.columns, self.begin, self.end = rows, columns, 0, used
         self._valid = torch.ones(rows, columns, dtype=torch.bool, device=keys[0].device)
         self._bias = torch.zeros(rows, columns, dtype=keys[0].dtype, device=keys[0].device)
@@ -68,24 +83,38 @@ class KVCache:
         self._slide(self.used)
         self._remask()
 
-    def append(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> LayerKV:
-        """Write one token's [n, heads, size] at column `end`; return [n, heads, begin..end, size], it
-        included.
-        """
-        n, end, begin = self.n, self.end, self.begin
-        key_block, value_block = self.keys[layer], self.values[layer]
-        key_block[:n, :, end].copy_(keys)
-        value_block[:n, :, end].copy_(values)
-        return key_block[:n, :, begin : end + 1], value_block[:n, :, begin : end + 1]
+    def write(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> None:
+        """Write one token's [n, heads, size] at column `end`."""
+        self.keys[layer][: self.n, :, self.end].copy_(keys)
+        self.values[layer][: self.n, :, self.end].copy_(values)
+
+    def read(self, layer: int, band: Band) -> LayerKV:
+        """The keys and values that a band's next token attends over, column `end` included: [rows, heads, w, size]."""
+        rows, columns = slice(band.start, band.stop), slice(self.begin_of(band), self.end + 1)
+        return self.keys[layer][rows, :, columns], self.values[layer][rows, :, columns]
+
+    def begin_of(self, band: Band) -> int:
+        """First column of a band."""
+        return self.end - band.width - self._steps
+
+    def arrange(self) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]:
+        """Choose the bands for the rows as they are now; return the row moves made (sources, targets)."""
+        bands, sources, targets = arrange(self.lengths[: self.n], self._grain)
+        if len(sources):
+            self._copy_rows(sources, targets)
+            self._remask()
+        self.bands, self._steps = bands, 0
+        return sources, targets
 
     def advance(self) -> None:
         """Every layer has written column `end`: it now belongs to every row."""
         self.end += 1
+        self._steps += 1
         self.lengths[: self.n] += 1
 
-    def bias(self) -> torch.Tensor:
-        """What is added to the scores of the next token: 0 or -inf, [n, begin..end]."""
-        return self._bias[: self.n, self.begin : self.end + 1]
+    def bias(self, band: Band) -> torch.Tensor:
+        """What is added to the scores of a band's next token: 0 or -inf, [rows, w]."""
+        return self._bias[band.start : band.stop, self.begin_of(band) : self.end + 1]
 
     def valid(self) -> torch.Tensor:
         """Which columns the next token sees, bool [n, begin..end]."""
@@ -106,24 +135,24 @@ class KVCache:
             self.keys[layer][first:n, :, span] = keys[:, :, -width:].index_select(0, source)
             self.values[layer][first:n, :, span] = values[:, :, -width:].index_select(0, source)
         self.lengths[first:n] = lengths
-        self.n = n
+        self.n, self.bands = n, []
         self._remask()
 
-    def keep(self, moves: Sequence[tuple[int, int]], n: int) -> None:
-        """Copy row `source` over row `target` for each (source, target) of moves, then drop the rows from n
-        on.
-        """
-        if moves and n:
-            device = self._valid.device
-            source = torch.tensor([m[0] for m in moves], device=device)
-            target = torch.tensor([m[1] for m in moves], device=device)
-            span = slice(self.begin, self.end)
-            for block in (*self.keys, *self.values):
-                block[:, :, span].index_copy_(0, target, block[:, :, span].index_select(0, source))
-        for source_row, target_row in moves:
-            self.lengths[target_row] = self.lengths[source_row]
-        self.n = n
+    def keep(self, sources: npt.NDArray[np.intp], targets: npt.NDArray[np.intp], n: int) -> None:
+        """Copy row sources[i] over row targets[i], then drop the rows from n on."""
+        if len(sources) and n:
+            self._copy_rows(sources, targets)
+        self.n, self.bands = n, []
         self._remask()
+
+    def _copy_rows(self, sources: npt.NDArray[np.intp], targets: npt.NDArray[np.intp]) -> None:
+        device = self._valid.device
+        source = torch.from_numpy(sources).to(device, non_blocking=True)
+        target = torch.from_numpy(targets).to(device, non_blocking=True)
+        span = slice(self.end - int(self.lengths[sources].max()), self.end)
+        for block in (*self.keys, *self.values):
+            block[:, :, span].index_copy_(0, target, block[:, :, span].index_select(0, source))
+        self.lengths[targets] = self.lengths[sources]
 
     def _slide(self, end: int) -> None:
         """Move all rows' columns so that they end at `end`."""

@@ -94,6 +94,7 @@ class LlamaDecoder:
         self._head: nn.Linear = model.lm_head
         with torch.no_grad():
             self._layers = [_fuse(layer) for layer in model.model.layers]
+        self._nothing = self._embed.weight.new_zeros(())
         self._cos = self._sin = torch.zeros(0)
         self._extend_rope(256)
 
@@ -125,20 +126,27 @@ class LlamaDecoder:
 
     def decode(self, tokens: torch.Tensor, positions: torch.Tensor, cache: KVCache) -> torch.Tensor:
         """See Decoder.decode."""
-        n, kv_heads = cache.n, self._kv_heads
-        group = self._heads // kv_heads
-        bias = cache.bias()[:, None, None]
-        width = bias.shape[-1]
-        empty = bias.new_zeros(())
+        biases = [cache.bias(band)[:, None, None] for band in cache.bands]
 
         def attend(layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-            keys, values = cache.append(layer, k, v)
-            q = q.reshape(n * kv_heads, group, self._size)
-            scores = torch.baddbmm(empty, q, keys.flatten(0, 1).transpose(1, 2), beta=0, alpha=self._scale)
-            weights = _softmax(scores.view(n, kv_heads, group, width).add_(bias))
-            return torch.bmm(weights.view(n * kv_heads, group, width), values.flatten(0, 1)).view(n, -1)
+            cache.write(layer, k, v)
+            parts = [
+                self._attend_over(q[band.start : band.stop], *cache.read(layer, band), bias)
+                for band, bias in zip(cache.bands, biases, strict=True)
+            ]
+            return parts[0] if len(parts) == 1 else torch.cat(parts)
 
         return self._logits(self._blocks(tokens, positions, cache.used + 1, attend))
+
+    def _attend_over(
+        self, q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, bias: torch.Tensor
+    ) -> torch.Tensor:
+        """One query per row, [r, heads, size], over [r, kv heads, w, size] with bias [r, 1, 1, w]: [r, heads * size]."""
+        r, kv_heads, width, size = keys.shape
+        q = q.reshape(r * kv_heads, -1, size)
+        scores = torch.baddbmm(self._nothing, q, keys.flatten(0, 1).transpose(1, 2), beta=0, alpha=self._scale)
+        weights = _softmax(scores.view(r, kv_heads, -1, width).add_(bias)).view(r * kv_heads, -1, width)
+        return torch.bmm(weights, values.flatten(0, 1)).view(r, -1)
 
     def _blocks(
         self,

@@ -191,21 +191,26 @@ class Rows:
         )
         return pending, int(self.index[row]), sample
 
-    def remove(self, gone: Sequence[int]) -> list[tuple[int, int]]:
-        """Close ranks over the rows in `gone` (ascending); return the moves (source, target) that were made."""
+    def remove(self, gone: Sequence[int]) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]:
+        """Close ranks over the rows in `gone` (ascending); return the moves (sources, targets) that were made."""
         n = self.n - len(gone)
         dropped = set(gone)
-        survivors = (r for r in range(self.n - 1, n - 1, -1) if r not in dropped)
-        moves = [(next(survivors), hole) for hole in gone if hole < n]
-        if moves:
-            source, target = [m[0] for m in moves], [m[1] for m in moves]
-            for array in self._arrays():
-                array[target] = array[source]
-            for s, t in moves:
-                self.owner[t] = self.owner[s]
+        targets = np.array([hole for hole in gone if hole < n], np.intp)
+        sources = np.array([r for r in range(n, self.n) if r not in dropped], np.intp)
+        self.move(sources, targets)
         self.owner[n : self.n] = [None] * len(gone)
         self.n = n
-        return moves
+        return sources, targets
+
+    def move(self, sources: npt.NDArray[np.intp], targets: npt.NDArray[np.intp]) -> None:
+        """Copy row sources[i] over row targets[i], all at once."""
+        if not len(sources):
+            return
+        for array in self._arrays():
+            array[targets] = array[sources]
+        owners = [self.owner[s] for s in sources]
+        for target, owner in zip(targets, owners, strict=True):
+            self.owner[target] = owner
 
     def _stopped(self, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
         return np.asarray((self.stops[: self.n] == ids[:, None]).any(axis=1))
