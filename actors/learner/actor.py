@@ -41,7 +41,7 @@ from ops import semconv
 from ops.telemetry import Attributes, links_to
 from runtime import weights
 from runtime.actor import Actor, ActorContext, Delivery, Out, works
-from runtime.errors import UserError
+from runtime.errors import Rejected, UserError
 
 SKIPPED = {
     SkipReason.EMPTY: DropReason.EMPTY,
@@ -207,7 +207,7 @@ class Learner(Actor):
             return await asyncio.to_thread(self.trainer.step, samples)
         except SampleError as error:
             await self.alert("sample-refused", "critical", str(error))
-            raise
+            raise Rejected(str(error)) from error
 
     @staticmethod
     def _why_not(result: StepResult | None) -> str:
