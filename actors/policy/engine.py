@@ -20,7 +20,7 @@ from transformers import PreTrainedModel
 
 from actors.policy.decoder import decoder_for
 from actors.policy.engine_errors import EngineError, PromptTooLong, UnsupportedModel
-from actors.policy.kv_cache import KVCache, LayerKV
+from actors.policy.kv_cache import BAND_BYTES, KVCache, LayerKV
 from actors.policy.rows import Completed, FinishReason, Pending, Request, Rows, Sample
 from actors.policy.sampling import RowSampling, SamplingParams, draw, sample_key, uniforms
 from actors.policy.weight_swap import matched_weights
@@ -68,14 +68,13 @@ class _Prompts:
 
 
 class TorchEngine:
-    """Continuous batching for one Hugging Face causal LM, which the engine takes over (mode, storage,
-    weights).
+    """Continuous batching for one Hugging Face causal LM, which the engine takes over (mode, storage, weights).
 
     max_sequences: rows that decode together. kv_tokens: bound on rows x columns of the KV cache (None:
-    max_sequences whole contexts). max_prefill_tokens: padded prompt tokens read in one step (a longer prompt
-    is read alone). seed: of all requests without one. epoch, version: of the weights that the model holds.
-    clock: monotonic seconds. fast: see decoder_for. Raises UnsupportedModel for a model without an attention
-    cache.
+    max_sequences whole contexts). max_prefill_tokens: padded prompt tokens read in one step (a longer prompt is
+    read alone). seed: of all requests without one. epoch, version: of the weights that the model holds. clock:
+    monotonic seconds. fast: see decoder_for. band_bytes: the keys and values per layer that attending in one more
+    band must save. Raises UnsupportedModel for a model without an attention cache.
     """
 
     def __init__(
@@ -90,6 +89,7 @@ class TorchEngine:
         version: int = 0,
         clock: Callable[[], float] = time.monotonic,
         fast: bool | None = None,
+        band_bytes: int = BAND_BYTES,
     ) -> None:
         if max_sequences < 1:
             raise EngineError(f"engine: max_sequences is {max_sequences}; it must be at least 1")
@@ -105,7 +105,7 @@ class TorchEngine:
         self._max_prefill_tokens = max_prefill_tokens
         self._seed, self._clock = seed, clock
         self._decoder = decoder_for(model, fast=fast)
-        self._cache = KVCache()
+        self._cache = KVCache(band_bytes)
         self._rows = Rows(max_sequences)
         self._live: dict[str, Pending] = {}
         self._waiting: deque[Pending] = deque()

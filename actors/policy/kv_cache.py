@@ -20,7 +20,7 @@ from actors.policy.bands import Band, arrange
 LayerKV = tuple[torch.Tensor, torch.Tensor]
 
 # A band costs a few calls per layer; reading this many bytes of keys and values takes about as long.
-_BAND_BYTES = 1 << 18
+BAND_BYTES = 1 << 18
 
 
 class KVCache:
@@ -30,7 +30,8 @@ class KVCache:
     bands: which rows attend together; none after rows came or went, until `arrange`.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, band_bytes: int = BAND_BYTES) -> None:
+        self._band_bytes = band_bytes
         self.keys: list[torch.Tensor] = []
         self.values: list[torch.Tensor] = []
         self.rows = 0
@@ -68,7 +69,7 @@ class KVCache:
         lengths = np.zeros(rows, np.int64)
         lengths[:n] = self.lengths[:n]
         self.keys, self.values, self.lengths = keys, values, lengths
-        self._grain = _BAND_BYTES // sum(x[0, :, 0].nbytes for x in (keys[0], values[0])) + 1
+        self._grain = self._band_bytes // sum(x[0, :, 0].nbytes for x in (keys[0], values[0])) + 1
         self.rows, self.columns, self.begin, self.end = rows, columns, 0, used
         self._valid = torch.ones(rows, columns, dtype=torch.bool, device=keys[0].device)
         self._bias = torch.zeros(rows, columns, dtype=keys[0].dtype, device=keys[0].device)

@@ -41,10 +41,10 @@ def forward_logprobs(model, ids: np.ndarray, sample: Sample, temperature: float 
     return torch.log_softmax(logits, -1).gather(-1, tokens[:, None])[:, 0].numpy()
 
 
-@pytest.mark.parametrize("fast", [True, False])
-def test_logprobs_equal_a_plain_forward_pass_for_any_mix_of_lengths(make_llama, fast):
+@pytest.mark.parametrize(("fast", "band_bytes"), [(True, 1 << 18), (True, 1), (False, 1)])
+def test_logprobs_equal_a_plain_forward_pass_for_any_mix_of_lengths(make_llama, fast, band_bytes):
     model, rng = make_llama(), np.random.default_rng(0)
-    engine = TorchEngine(model, max_sequences=7, fast=fast)
+    engine = TorchEngine(model, max_sequences=7, fast=fast, band_bytes=band_bytes)
     requests = {}
     for index in range(14):
         sampling = SamplingParams(max_tokens=int(rng.integers(1, 40)), temperature=float(rng.choice([0.7, 1.0])))
@@ -246,10 +246,10 @@ actions_drawn = st.lists(
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(actions=actions_drawn, rows=st.integers(1, 5), kv_tokens=st.integers(24, 150), fast=st.booleans())
-def test_every_request_completes_exactly_once_whatever_happens(make_llama, actions, rows, kv_tokens, fast):
+def test_every_request_completes_exactly_once_and_rightly_whatever_happens(make_llama, actions, rows, kv_tokens, fast):
     model, clock = make_llama(hidden=16, layers=1, vocabulary=16), Clock()
     weights = {k: v.clone() for k, v in model.state_dict().items()}
-    engine = TorchEngine(model, max_sequences=rows, kv_tokens=kv_tokens, clock=clock, fast=fast)
+    engine = TorchEngine(model, max_sequences=rows, kv_tokens=kv_tokens, clock=clock, fast=fast, band_bytes=1)
     submitted: dict[str, Request] = {}
     completed: dict[str, list[Sample]] = {}
 
@@ -285,9 +285,14 @@ def test_every_request_completes_exactly_once_whatever_happens(make_llama, actio
     assert completed.keys() == submitted.keys()
     assert engine.n_running == engine.n_waiting == 0
     for name, samples in completed.items():
-        assert len(samples) == submitted[name].n
+        request = submitted[name]
+        assert len(samples) == request.n
         for sample in samples:
-            check_sample(submitted[name].sampling, sample)
+            check_sample(request.sampling, sample)
+            if (request.sampling.top_p, request.sampling.top_k) == (1.0, 0) and len(sample.token_ids):
+                temperature = request.sampling.temperature or 1.0
+                expected = forward_logprobs(model, request.prompt_ids, sample, temperature)
+                np.testing.assert_allclose(sample.logprobs, expected, atol=1e-4)
 
 
 def check_sample(sampling: SamplingParams, sample: Sample) -> None:
