@@ -124,7 +124,10 @@ class PullRequests:
         self._alone = False
         self._asked = self._owed = request["batch"]
         self._ends_at = time.monotonic() + expires_s
-        await self._bus.nc.publish(self._subject, json.dumps(request).encode(), f"{self._inbox}.{self._request}")
+        try:
+            await self._bus.nc.publish(self._subject, json.dumps(request).encode(), f"{self._inbox}.{self._request}")
+        except nats.errors.OutboundBufferLimitError:  # no server for so long that all the room for waiting is taken
+            self._owed, self._refused = 0, True
 
     def _status(self, message: Msg) -> None:
         """The server says that a request has ended, and why."""

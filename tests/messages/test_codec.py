@@ -240,7 +240,7 @@ def test_a_value_without_a_form_on_the_wire_is_one_clear_error(value: object) ->
 
 
 @given(st.binary(max_size=200), st.sampled_from(sorted(SCHEMAS)))
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=250, deadline=None)
 def test_random_bytes_never_raise_anything_but_a_message_error(payload: bytes, schema: str) -> None:
     read_or_refused(f"{schema}/1", payload)
 
@@ -269,7 +269,7 @@ def damaged(draw: st.DrawFn) -> tuple[str, bytes]:
 
 
 @given(damaged())
-@settings(max_examples=400, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=250, deadline=None, suppress_health_check=list(HealthCheck))
 def test_a_damaged_parcel_is_read_or_refused_and_nothing_else(case: tuple[str, bytes]) -> None:
     read_or_refused(*case)
 
@@ -294,6 +294,6 @@ def retyped(draw: st.DrawFn) -> tuple[str, bytes]:
 
 
 @given(retyped())
-@settings(max_examples=400, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=250, deadline=None, suppress_health_check=list(HealthCheck))
 def test_a_value_of_another_type_is_read_or_refused_and_nothing_else(case: tuple[str, bytes]) -> None:
     read_or_refused(*case)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import time
 from collections.abc import AsyncIterator
 
+import nats.errors
 import pytest
 import structlog.testing
 
@@ -14,7 +16,7 @@ from messages import Snapshot, Step
 from messages.topics import STEPS, TURNS
 from runtime.bus import Bus
 from runtime.declare import consumer_config
-from runtime.pull import ConsumerGone, OrderedReader, PullRequests
+from runtime.pull import REFUSED_S, ConsumerGone, OrderedReader, PullRequests
 from tests.conftest import RUN, LiveBus
 from tests.runtime.tiny import publish_turns, until
 
@@ -133,9 +135,10 @@ async def test_a_refused_request_is_said_and_asked_again_without_haste(live: Liv
     holding = asyncio.create_task(first.fetch(1, 1 << 20, 30.0))
     await until(lambda: first._request == 1)
     await bus.nc.flush()
+    started = time.monotonic()
     with structlog.testing.capture_logs() as logs:
-        async with asyncio.timeout(2):
-            assert await second.fetch(1, 1 << 20, 2.0) == []
+        assert await second.fetch(1, 1 << 20, 2.0) == []
+    assert REFUSED_S <= time.monotonic() - started < 1.9
     assert [entry["reason"] for entry in logs] == ["exceeded maxwaiting"]
     await put_bytes(admin, 1)
     assert len(await holding) == 1
@@ -153,6 +156,31 @@ async def test_a_request_lost_with_the_server_is_made_again(live: LiveBus, admin
     await live.server.start()
     await put_bytes(admin, 7)
     assert await asyncio.wait_for(taking, 10) == [7]
+
+
+async def test_an_outage_that_fills_the_room_for_waiting_messages_ends_no_fetching(
+    live: LiveBus, admin: Bus, pull: PullRequests
+) -> None:
+    await pull.fetch(1, 1 << 20, 0.01)
+    nc = pull._bus.nc
+    await live.server.stop()
+    await until(lambda: nc.is_reconnecting)
+    with pytest.raises(nats.errors.OutboundBufferLimitError):
+        await _fill(nc)
+    async with asyncio.timeout(5):
+        assert await pull.fetch(1, 1 << 20, 2.0) == []
+    await live.server.start()
+    await put_bytes(admin, 7)
+    assert await take(pull, 1) == [7]
+
+
+async def _fill(nc: nats.NATS) -> None:
+    """Publish to nobody until there is no room for as much as a request."""
+    for size in (4 << 20, 1 << 10, 1):
+        with contextlib.suppress(nats.errors.OutboundBufferLimitError):
+            while True:
+                await nc.publish("nobody", bytes(size))
+    await nc.publish("nobody", b"")
 
 
 # --- reading in order -----------------------------------------------------------------------------------------------
