@@ -17,7 +17,7 @@ from actors.generator.config import GeneratorConfig
 from actors.policy.engine import PromptTooLong, Request, Sample, SamplingParams, TorchEngine
 from actors.policy.engine_errors import EngineError
 from actors.policy.engine_thread import EngineThread
-from actors.policy.model import Policy, PromptEncodingError, load_policy
+from actors.policy.model import Policy, PolicyError, PromptEncodingError, load_policy
 from actors.policy.weight_bytes import DamagedWeights, from_bytes
 from messages import FinishReason, Rollout, Topic, Turn, WeightManifest
 from messages.topics import ROLLOUTS, TURNS, WEIGHTS
@@ -25,7 +25,7 @@ from ops import semconv
 from ops.telemetry import Attributes
 from runtime import weights
 from runtime.actor import Actor, ActorContext, Delivery, Out, follows, works
-from runtime.errors import Rejected, Retry, WeightsRefused
+from runtime.errors import Rejected, Retry, UserError, WeightsRefused
 from runtime.parcel import Received
 
 WEIGHTS_PATIENCE_S = 60.0
@@ -48,7 +48,11 @@ class Generator(Actor):
     async def start(self) -> None:
         """Load the policy and start the engine; weights come from the bus."""
         run = self.context.run
-        self.policy: Policy = await asyncio.to_thread(load_policy, run.policy.path, run.policy.device, run.policy.dtype)
+        policy = run.policy
+        try:
+            self.policy: Policy = await asyncio.to_thread(load_policy, policy.path, policy.device, policy.dtype)
+        except PolicyError as error:
+            raise UserError(str(error)) from error
         engine = TorchEngine(
             self.policy.model,
             max_sequences=self.config.max_sequences,

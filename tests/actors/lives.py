@@ -98,7 +98,7 @@ class Stage:
         task = asyncio.create_task(Life(made, drain_s=2.0).run(), name=actor.kind)
         living = Living(made, bus, task)
         self.alive.append(living)
-        await until(lambda: made.state is not ActorState.STARTING or task.done())
+        await until(lambda: made.state is ActorState.RUNNING or task.done())
         if task.done():
             task.result()
         return living
