@@ -28,10 +28,10 @@ async def stage(live: LiveBus, tmp_path: Path) -> AsyncIterator[Stage]:
 
 
 async def serve(stage: Stage, epoch: int, version: int, **changes: Any) -> WeightManifest:
-    """Announce real weights; ``changes`` forge the manifest."""
+    """Announce real weights in a file (there is no learner to ask for them); ``changes`` forge the manifest."""
     writer = WeightWriter(stage.folder / "weights", keep=100)
     manifest = writer.write(to_chunks(small_policy(seed=version).named_tensors()), epoch, version)
-    manifest = manifest.model_copy(update=changes)
+    manifest = manifest.model_copy(update={"sources": manifest.sources[:1], **changes})
     msg_id = derive("weights", epoch, version, *map(str, changes))
     await stage.bus.publish(WEIGHTS, [manifest], str(epoch), msg_id=msg_id)
     return manifest
