@@ -106,14 +106,14 @@ def test_nothing_died_and_every_process_was_drained(finished: Finished) -> None:
     assert set(finished.exit_codes.values()) == {0}
 
 
-def test_one_trained_groups_life_is_one_trace_from_dispatch_to_the_batch(finished: Finished) -> None:
+def test_a_tasks_life_is_one_trace_from_the_users_publish_to_the_batch(finished: Finished) -> None:
     group = finished.steps[-1].group_ids[0]
     dispatch = next(span for span in finished.spans if span.attributes.get(semconv.RL_GROUP_ID) == group)
     life = [span for span in finished.spans if span.trace_id == dispatch.trace_id]
     assert {span.instance.rsplit("-", 1)[0] for span in life} >= set(HOPS)
     known = {span.span_id for span in life}
     roots = [span for span in life if span.parent_id not in known]
-    assert len(roots) == 1, [span.name for span in roots]
+    assert [root.instance for root in roots] == ["user-0"], [span.name for span in roots]
 
 
 def test_a_step_links_to_the_traces_of_the_groups_that_it_trained(finished: Finished) -> None:

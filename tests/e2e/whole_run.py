@@ -15,6 +15,7 @@ from typing import Any
 from actors.policy.tiny import write_tiny_policy
 from messages import ChatMessage, Task, VerifierSpec, derive
 from messages.topics import HEARTBEATS, TASKS, Topic
+from ops import telemetry
 from runtime.bus import Bus
 from runtime.declare import declare
 from runtime.permissions import ADMIN, users
@@ -159,8 +160,7 @@ async def whole_run(
         bus = await Bus.connect(server.url, name, user=admin.user, password=admin.password, name="test", timeout_s=10)
         try:
             await declare(bus)
-            for task in published or (*tasks("train", 40), *tasks("eval", 40)):
-                await bus.publish(TASKS, [task], task.split, task.domain, derive(task.id))
+            await publish(bus, run_folder, published or (*tasks("train", 40), *tasks("eval", 40)))
             supervisor.keep(server)
             await supervisor.start(actor_specs(config, run_folder.path, run_folder.logs))
             yield WholeRun(run_folder, server, bus, supervisor, max_steps)
@@ -171,6 +171,15 @@ async def whole_run(
             await bus.close()
     finally:
         await server.stop()
+
+
+async def publish(bus: Bus, folder: RunFolder, some: Sequence[Task]) -> None:
+    """Publish tasks as a user does, traced from here on."""
+    bus.telemetry = telemetry.setup("user", instance="user-0", run=bus.run, folder=folder.telemetry, metrics=False)
+    for task in some:
+        await bus.publish(TASKS, [task], task.split, task.domain, derive(task.id))
+    await asyncio.to_thread(bus.telemetry.shutdown)
+    bus.telemetry = telemetry.disabled()
 
 
 async def ended_within(work: asyncio.Task[Any], run: WholeRun, limit_s: float) -> Any:
