@@ -18,6 +18,7 @@ _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
 _MIX_2 = np.uint64(0x94D049BB133111EB)
 _UNIT = 2.0**-53
+_ALL = np.iinfo(np.int64).max
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,14 +78,15 @@ def _splitmix(state: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
 class RowSampling:
     """The sampling settings of n rows on the model's device; None where no row needs that step.
 
-    temperature [n, 1] float32 (1 for greedy rows); greedy [n] bool; top_k [n, 1] int64 (vocabulary where off);
-    top_p [n, 1] float32 (1 where off).
+    temperature [n, 1] float32 (1 for greedy rows); greedy [n] bool; top_k [n, 1] int64 (huge where off);
+    top_p [n, 1] float32 (1 where off). widest: the largest top_k when every row has one.
     """
 
     temperature: torch.Tensor | None
     greedy: torch.Tensor | None
     top_k: torch.Tensor | None
     top_p: torch.Tensor | None
+    widest: int | None
 
     @classmethod
     def of(
@@ -97,9 +99,9 @@ class RowSampling:
         """Build from host arrays [n] (temperature 0 = greedy, top_k 0 = all); greedy rows are never truncated."""
         greedy = temperature == 0
         flat = np.where(greedy, np.float32(1), temperature)
-        k = np.where(greedy | (top_k == 0), np.iinfo(np.int64).max, top_k)
+        k = np.where(greedy | (top_k == 0), _ALL, top_k)
         p = np.where(greedy, np.float32(1), top_p)
-        truncated = bool((k < np.iinfo(np.int64).max).any() or (p < 1).any())
+        truncated = bool((k < _ALL).any() or (p < 1).any())
 
         def column(values: npt.NDArray[np.generic]) -> torch.Tensor:
             return torch.from_numpy(values[:, None]).to(device, non_blocking=True)
@@ -109,6 +111,7 @@ class RowSampling:
             greedy=torch.from_numpy(greedy).to(device, non_blocking=True) if bool(greedy.any()) else None,
             top_k=column(k) if truncated else None,
             top_p=column(p) if truncated else None,
+            widest=int(k.max()) if bool((k < _ALL).all()) else None,
         )
 
 
@@ -122,7 +125,7 @@ def draw(logits: torch.Tensor, rows: RowSampling, uniform: torch.Tensor) -> tupl
     if rows.temperature is not None:
         scaled = scaled / rows.temperature
     if rows.top_k is not None and rows.top_p is not None:
-        ids, logprobs = _draw_truncated(scaled, rows.top_k, rows.top_p, uniform)
+        ids, logprobs = _draw_truncated(scaled, rows.top_k, rows.top_p, rows.widest, uniform)
     else:
         full = torch.log_softmax(scaled, dim=-1)
         ids = _invert(full, uniform)
@@ -143,16 +146,18 @@ def _invert(logprobs: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
 
 
 def _draw_truncated(
-    scaled: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor, uniform: torch.Tensor
+    scaled: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor, widest: int | None, uniform: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Top-k, then top-p over what is left, then renormalise; ids and log-probs are [n, 1]."""
-    ordered, order = scaled.sort(dim=-1, descending=True, stable=True)
+    if widest is not None and widest < scaled.shape[-1]:
+        ordered, order = scaled.topk(widest, dim=-1)
+    else:
+        ordered, order = scaled.sort(dim=-1, descending=True, stable=True)
     rank = torch.arange(ordered.shape[-1], device=ordered.device)
     ordered = ordered.masked_fill(rank >= top_k, -math.inf)
     probs = torch.softmax(ordered, dim=-1)
     before = probs.cumsum(-1) - probs
-    outside = (before >= top_p) & (top_p < 1)
-    outside[:, 0] = False
+    outside = (before >= top_p) & (top_p < 1)  # never the first, which has nothing before it
     full = torch.log_softmax(ordered.masked_fill(outside, -math.inf), dim=-1)
     place = _invert(full, uniform)
     return order.gather(-1, place), full.gather(-1, place)
