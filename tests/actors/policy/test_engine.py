@@ -165,6 +165,18 @@ def test_a_cancelled_request_comes_back_with_what_it_has(make_llama):
     assert [len(s.token_ids) for s in finish(engine)["b"]] == [6, 6]
 
 
+def test_what_was_read_for_a_cancelled_request_serves_no_other(make_llama):
+    model, rng = make_llama(), np.random.default_rng(4)
+    engine = TorchEngine(model, max_sequences=2)
+    first, second = prompt(rng, 12), prompt(rng, 9)
+    engine.submit(Request("a", first, 5, SamplingParams(max_tokens=4)))
+    engine.submit(Request("b", second, 1, SamplingParams(max_tokens=4)))
+    engine.step()
+    engine.cancel("a")
+    (sample,) = finish(engine)["b"]
+    np.testing.assert_allclose(sample.logprobs, forward_logprobs(model, second, sample), atol=1e-4)
+
+
 def test_a_prompt_beyond_the_context_is_refused_with_its_lengths(make_llama):
     engine = TorchEngine(make_llama(), max_sequences=2)
     with pytest.raises(PromptTooLong, match=r"prompt of 100 tokens and max_tokens 29 make 129; the context holds 128"):
