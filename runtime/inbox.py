@@ -52,6 +52,7 @@ class Inbox:
         self._limit = actor.concurrency(work.topic)
         self._ended = asyncio.Event()
         self._tasks: dict[asyncio.Task[None], Msg] = {}
+        self._ids: set[str] = set()
         self._keeper: asyncio.Task[None] | None = None
 
     @property
@@ -80,9 +81,7 @@ class Inbox:
                     await _give_back(messages)
                     continue
                 for message in messages:
-                    task = asyncio.create_task(self._handle(message))
-                    self._tasks[task] = message
-                    task.add_done_callback(self._done)
+                    self._begin(message)
         finally:
             await _give_back(await pull.close())
 
@@ -96,6 +95,20 @@ class Inbox:
             await asyncio.wait(list(self._tasks), timeout=5)
         if self._keeper is not None:
             self._keeper.cancel()
+
+    def _begin(self, message: Msg) -> None:
+        """Handle a message, unless it came again while it is being handled (its consumer was made anew)."""
+        delivery_id = self._id(message)
+        if delivery_id in self._ids:
+            log.warning("delivered again while it is handled", topic=self._work.topic.name, id=delivery_id)
+            return
+        task = asyncio.create_task(self._handle(message))
+        self._tasks[task] = message
+        self._ids.add(delivery_id)
+        task.add_done_callback(self._done)
+
+    def _id(self, message: Msg) -> str:
+        return (message.headers or {}).get(headers.MSG_ID) or f"{self._stream}:{message.metadata.sequence.stream}"
 
     async def _room(self) -> int:
         while len(self._tasks) >= self._limit:
@@ -112,7 +125,7 @@ class Inbox:
             log.error("consumer not declared", error=str(error))
 
     def _done(self, task: asyncio.Task[None]) -> None:
-        self._tasks.pop(task, None)
+        self._ids.discard(self._id(self._tasks.pop(task)))
         self._ended.set()
         if not task.cancelled() and task.exception() is not None:
             log.error("inbox task failed", error=repr(task.exception()))
@@ -128,7 +141,7 @@ class Inbox:
     async def _handle(self, message: Msg) -> None:
         actor, metadata = self._actor, message.metadata
         found = dict(message.headers or {})
-        delivery_id = found.get(headers.MSG_ID) or f"{self._stream}:{metadata.sequence.stream}"
+        delivery_id = self._id(message)
         actor.counters["handled"] += 1
         if metadata.num_delivered > 1:
             actor.counters["redelivered"] += 1

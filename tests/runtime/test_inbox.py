@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import sys
@@ -10,6 +11,7 @@ import time
 from pathlib import Path
 
 import msgpack
+import nats.js.errors
 import pytest
 import structlog.testing
 
@@ -308,6 +310,29 @@ async def test_an_actor_recovers_when_its_consumer_is_deleted(live: LiveBus, adm
         await publish_turns(admin, 2)
         await emptied(admin)
     assert actor.done == ["t1", "t2"]
+
+
+async def test_what_comes_again_while_it_is_handled_is_not_begun_twice(
+    live: LiveBus, admin: Bus, tmp_path: Path
+) -> None:
+    release, name = asyncio.Event(), (TURNS.stream("test"), TURNS.durable("generator"))
+    actor = Tiny(context(await live.connect("generator"), tmp_path), lambda _: release.wait())
+
+    async def again() -> bool:
+        with contextlib.suppress(nats.js.errors.NotFoundError):
+            return (await admin.js.consumer_info(*name)).delivered.consumer_seq == 2
+        return False
+
+    async with living(actor):
+        await publish_turns(admin, 1, 2)
+        await until(lambda: len(actor.begun) == 2)
+        await admin.js.delete_consumer(*name)
+        await until(again)
+        release.set()
+        await emptied(admin)
+    assert sorted(actor.done) == ["t1", "t2"]
+    assert await stored(admin, ROLLOUTS) == 2
+    assert actor.counters["duplicates"] == 0
 
 
 async def test_an_actor_outlives_the_deletion_of_its_stream(live: LiveBus, admin: Bus, tmp_path: Path) -> None:
