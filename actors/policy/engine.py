@@ -191,7 +191,7 @@ class TorchEngine:
         """
         started = self._clock()
         for target, source in matched_weights(self.model, tensors):
-            target.copy_(source, non_blocking=True)
+            target.copy_(source)  # blocking: the caller may reuse its buffers
         self.epoch, self.version = epoch, version
         self._held = None
         self.stats.swaps += 1
