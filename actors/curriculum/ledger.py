@@ -2,6 +2,9 @@
 
 dispatched = trained + dropped(reason) + dead + open, at any time: a group is in exactly one of them, closing one twice
 changes nothing, and only a replayed dead letter opens one again.
+
+Delivery is at least once: a server that was killed has forgotten which consumed work it had seen, so a group may be
+sampled twice and come to two ends. Trained outranks dropped and dead, whichever is told first: the weights know it.
 """
 
 from __future__ import annotations
@@ -12,6 +15,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from messages import DropReason, Outcome, OutcomeStatus
+
+REMEMBERED_DROPS = 1024
+"""Dropped groups that a training which is told later can still take back."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +47,8 @@ class Ledger:
     dispatched: int = 0
     trained: int = 0
     dropped: Counter[str] = field(default_factory=Counter)
+    drops: dict[str, tuple[str, int]] = field(default_factory=dict)
+    """The newest dropped groups: reason and samples."""
     late: int = 0
     """Outcomes of groups that were closed already: repeats, which change nothing."""
 
@@ -70,16 +78,36 @@ class Ledger:
         if outcome.status is OutcomeStatus.REPLAYED:
             return self._reopen(outcome.group_id)
         entry = self._close(outcome.group_id)
+        if outcome.status is OutcomeStatus.TRAINED:
+            n = self._take_back(outcome.group_id) if entry is None else entry.n
+            self.trained += n
+            self.late += n == 0
+            return n > 0
         if entry is None:
             self.late += 1
             return False
-        if outcome.status is OutcomeStatus.TRAINED:
-            self.trained += entry.n
-        elif outcome.status is OutcomeStatus.DROPPED:
-            self.dropped[(outcome.reason or DropReason.EMPTY).value] += entry.n
+        if outcome.status is OutcomeStatus.DROPPED:
+            self._drop(entry, (outcome.reason or DropReason.EMPTY).value)
         else:
             self.dead[entry.group_id] = entry
         return True
+
+    def _drop(self, entry: Dispatch, reason: str) -> None:
+        self.dropped[reason] += entry.n
+        self.drops[entry.group_id] = (reason, entry.n)
+        while len(self.drops) > REMEMBERED_DROPS:
+            del self.drops[next(iter(self.drops))]
+
+    def _take_back(self, group_id: str) -> int:
+        """Undo the other end of a group that has been trained; returns its samples, 0 when there was none."""
+        dead = self.dead.pop(group_id, None)
+        if dead is not None:
+            return dead.n
+        reason, n = self.drops.pop(group_id, ("", 0))
+        if n:
+            self.dropped[reason] -= n
+            self.dropped += Counter()  # forgets reasons that are back at 0
+        return n
 
     def died(self, group_ids: Iterable[str]) -> None:
         """A message that carried these groups became a dead letter."""
@@ -133,6 +161,7 @@ class Ledger:
             "dispatched": self.dispatched,
             "trained": self.trained,
             "dropped": dict(self.dropped),
+            "drops": self.drops,
             "late": self.late,
         }
 
@@ -149,6 +178,7 @@ class Ledger:
             dispatched=data["dispatched"],
             trained=data["trained"],
             dropped=Counter(data["dropped"]),
+            drops={group_id: (reason, n) for group_id, (reason, n) in data["drops"].items()},
             late=data["late"],
         )
 

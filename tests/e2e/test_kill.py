@@ -1,7 +1,7 @@
 """Every process is killed once, the server too; the streams then show that nothing was lost and nothing counted twice.
 
-The check reads the streams, never the curriculum's ledger: group ids count up from 1, so each of them must have ended
-exactly once or still lie on a stream.
+The check reads the streams, and only then compares the curriculum's ledger with them: group ids count up from 1, so
+each of them must have ended or still lie on a stream.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ SLOW = RUN_FILE.replace("lr = 2e-3", "lr = 1e-5")
 """A policy that hardly changes keeps its signal, so that the run lasts as long as it is hurt."""
 MAX_LAG = 2
 VICTIMS = ("curriculum", "reward", "replay", "learner", "evaluator", "verifier", "nats-server", "generator")
-TERMINAL = (OutcomeStatus.TRAINED, OutcomeStatus.DROPPED, OutcomeStatus.DEAD)
+GROUP_SIZE = 8
 
 
 class Witness:
@@ -148,7 +148,10 @@ async def check_streams(run: WholeRun, seen: Witness) -> None:
     steps: list[Step] = await run.records(STEPS)
     outcomes: list[Outcome] = await run.records(OUTCOMES)
     manifests: list[WeightManifest] = await run.records(WEIGHTS)
-    check_each_group_ends_once(await dispatched(run), outcomes, await groups_on(run), await run.records(DEAD))
+    ledger = (await run.bus.last(HEARTBEATS, "curriculum", "curriculum-0")).record.gauges  # type: ignore[union-attr]
+    ends = ends_of(outcomes, await run.records(DEAD))
+    check_nothing_is_lost(await dispatched(run), ends, await groups_on(run))
+    check_books(ledger, await dispatched(run), ends)
     check_versions(manifests)
     began = starts(manifests)
     surviving = [step for step in steps if step.stepped and survives(step.epoch, step.version, began)]
@@ -156,9 +159,6 @@ async def check_streams(run: WholeRun, seen: Witness) -> None:
     check_no_group_twice(surviving, outcomes)
     check_lag(surviving, seen, began)
     check_final_file(manifests[-1])
-    ledger = (await run.bus.last(HEARTBEATS, "curriculum", "curriculum-0")).record.gauges  # type: ignore[union-attr]
-    assert ledger["dispatched"] == ledger["trained"] + ledger["dropped"] + ledger["dead"] + ledger["open"]
-    assert ledger["trained"] == sum(step.n_samples for step in surviving)
 
 
 async def dispatched(run: WholeRun) -> set[str]:
@@ -169,15 +169,30 @@ async def dispatched(run: WholeRun) -> set[str]:
     return {f"{ledger['prefix']}-{number}" for number in range(1, ledger["next_number"])}
 
 
-def check_each_group_ends_once(
-    all_groups: set[str], outcomes: list[Outcome], waiting: dict[str, str], dead: list[Any]
-) -> None:
-    ends = Counter(outcome.group_id for outcome in outcomes if outcome.status in TERMINAL)
+def ends_of(outcomes: list[Outcome], dead: list[Any]) -> dict[str, OutcomeStatus]:
+    """How each group ended. One that was sampled twice may have come to two ends: trained outranks the others."""
+    trained = Counter(outcome.group_id for outcome in outcomes if outcome.status is OutcomeStatus.TRAINED)
+    assert not {group for group, n in trained.items() if n > 1}, "told as trained more than once"
+    ends = {outcome.group_id: outcome.status for outcome in outcomes if outcome.status is not OutcomeStatus.TRAINED}
     for letter in dead:
-        ends.update(filter(None, (letter.group_id or "").split(",")))
-    assert not {group for group, n in ends.items() if n > 1}, "ended more than once"
-    assert not all_groups - set(ends) - set(waiting), "lost: neither ended nor waiting"
+        for group_id in filter(None, (letter.group_id or "").split(",")):
+            ends.setdefault(group_id, OutcomeStatus.DEAD)
+    return ends | dict.fromkeys(trained, OutcomeStatus.TRAINED)
+
+
+def check_nothing_is_lost(all_groups: set[str], ends: dict[str, OutcomeStatus], waiting: dict[str, str]) -> None:
+    assert not all_groups - set(ends) - set(waiting), "neither ended nor waiting"
     assert not (set(ends) | set(waiting)) - all_groups, "never dispatched"
+
+
+def check_books(ledger: dict[str, float], all_groups: set[str], ends: dict[str, OutcomeStatus]) -> None:
+    """The curriculum's own books say what the streams say."""
+    counted = Counter(ends.values())
+    assert ledger["dispatched"] == GROUP_SIZE * len(all_groups)
+    assert ledger["trained"] == GROUP_SIZE * counted[OutcomeStatus.TRAINED]
+    assert ledger["dropped"] == GROUP_SIZE * counted[OutcomeStatus.DROPPED]
+    assert ledger["dead"] == GROUP_SIZE * counted[OutcomeStatus.DEAD]
+    assert ledger["open"] == GROUP_SIZE * (len(all_groups) - len(ends))
 
 
 def check_versions(manifests: list[WeightManifest]) -> None:
