@@ -80,6 +80,17 @@ class OutcomeStatus(StrEnum):
     DEAD = "dead"
     REPLAYED = "replayed"
 
+    def changes(self, known: OutcomeStatus | None) -> bool:
+        """Whether this end changes what is known of a group (None: nothing yet).
+
+        A group that was sampled twice may come to two ends: the first counts, but trained outranks dropped and dead.
+        """
+        if known is None or known is OutcomeStatus.REPLAYED:
+            return self is not OutcomeStatus.REPLAYED
+        if known is OutcomeStatus.DEAD and self is OutcomeStatus.REPLAYED:
+            return True
+        return self is OutcomeStatus.TRAINED and known is not OutcomeStatus.TRAINED
+
 
 class DropReason(StrEnum):
     """Every reason for which a group is given up on purpose."""

@@ -89,12 +89,14 @@ def _undone_by(earlier: Step, later: Step) -> bool:
 
 
 def final_states(outcomes: Iterable[Outcome]) -> dict[str, Outcome]:
-    """How each group ended, by group id: the last word counts, and a replayed group is open again (left out)."""
+    """How each group ended, by group id (see :meth:`OutcomeStatus.changes`); a replayed group is open (left out)."""
     states: dict[str, Outcome] = {}
     for outcome in outcomes:
+        known = states.get(outcome.group_id)
         if outcome.status is OutcomeStatus.REPLAYED:
-            states.pop(outcome.group_id, None)
-        else:
+            if known is None or outcome.status.changes(known.status):
+                states.pop(outcome.group_id, None)
+        elif outcome.status.changes(known.status if known is not None else None):
             states[outcome.group_id] = outcome
     return states
 

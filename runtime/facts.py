@@ -224,7 +224,7 @@ class Facts:
 
     def _on_outcome(self, outcome: Outcome) -> bool:
         known = self._outcomes.get(outcome.group_id)
-        if known is not None and known.status is not OutcomeStatus.REPLAYED and outcome.status is known.status:
+        if not outcome.status.changes(known.status if known is not None else None):
             return False
         if known is not None:
             self._count(known, -1)
