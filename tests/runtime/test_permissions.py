@@ -121,7 +121,7 @@ async def test_a_person_asks_any_actor_for_its_health_and_a_generator_the_learne
     learner, person, generator = [await live.connect(kind) for kind in ("learner", USER, "generator")]
     await learner.nc.subscribe(health_subject(RUN, "learner", "learner-0"), cb=answer)
     await learner.nc.subscribe(weights_request_subject(RUN), cb=answer)
-    await learner.nc.flush()
+    await fence(learner)
     assert (await person.nc.request(health_subject(RUN, "learner", "learner-0"), timeout=2)).data == b"ok"
     assert (await generator.nc.request(weights_request_subject(RUN), timeout=2)).data == b"ok"
     with pytest.raises(nats.errors.TimeoutError):
