@@ -17,6 +17,7 @@ import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import structlog
@@ -45,6 +46,8 @@ from runtime.supervisor import Supervisor, actor_specs
 TICK_S = 0.25
 PRODUCERS = ("curriculum", "generator", "verifier", "reward", "replay")
 """Kinds that have nothing left to do when the last step is done."""
+TASK_READERS = ("curriculum", "evaluator")
+"""Kinds that look at the tasks when they start."""
 
 log = structlog.get_logger()
 
@@ -112,8 +115,7 @@ class Launcher:
             ticking = asyncio.create_task(self._show(), name="display")
             try:
                 await recorder.catch_up()
-                await self._publish(bus)
-                code = await self._until_done(self._supervisor)
+                code = await self._until_done(bus, self._supervisor)
                 await self._catch_up(recorder)
             finally:
                 self._supervisor.kill()
@@ -209,15 +211,28 @@ class Launcher:
 
     # --- while it is up ---------------------------------------------------------------------------------------------
 
-    async def _until_done(self, supervisor: Supervisor) -> int:
+    async def _start(self, bus: Bus, supervisor: Supervisor) -> None:
+        """Start the actors and publish the tasks meanwhile; who reads tasks at its start comes after them."""
+        specs = actor_specs(self.config, self.folder.path, self.folder.logs)
+        self._say("starting the actors")
+        await supervisor.start(spec for spec in specs if spec.kind not in TASK_READERS)
+        publishing = asyncio.create_task(self._publish(bus), name="publish")
+        stopping = asyncio.create_task(self._stop.wait(), name="stop")
+        watched: set[asyncio.Future[Any]] = {publishing, stopping, supervisor.given_up}
+        try:
+            await asyncio.wait(watched, return_when=asyncio.FIRST_COMPLETED)
+            if publishing.done():
+                publishing.result()
+                await supervisor.start(spec for spec in specs if spec.kind in TASK_READERS)
+        finally:
+            await cancel_and_wait([publishing, stopping])
+
+    async def _until_done(self, bus: Bus, supervisor: Supervisor) -> int:
         rule = StopRule(self.config)
         if rule.phase(self.facts, 0.0) is Phase.DONE:
             self.because = rule.because
             return EXIT_DONE
-        if not self._stop.is_set():
-            self._say("starting the actors")
-            await supervisor.start(actor_specs(self.config, self.folder.path, self.folder.logs))
-        self.phase = Phase.TRAINING.value
+        await self._start(bus, supervisor)
         draining: asyncio.Task[None] | None = None
         while not self._stop.is_set() and not supervisor.given_up.done():
             phase = rule.phase(self.facts, self._elapsed_s())
