@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import nats.errors
 import structlog
+from nats.aio.client import Client
 from nats.aio.msg import Msg
 
 from messages import Topic
@@ -157,14 +158,25 @@ class PullRequests:
             if nc.is_connected:
                 async with asyncio.timeout(CLOSE_S):
                     await nc._send_unsubscribe(sub._id)
-                    await nc.flush()
-                    await nc.flush()  # the client's first PING overtakes what waits to be sent; this one does not
+                    await _round_trip(nc)
+                    await _round_trip(nc)  # the first PING overtakes what waits to be sent; this one does not
                     await sub._pending_queue.join()
             await sub.unsubscribe()
         left = [message for message in self._arrived if message.reply]
         self._arrived.clear()
         self._owed = 0
         return left
+
+
+async def _round_trip(nc: Client) -> None:
+    """Until the server has answered.
+
+    The client's own flush, when it is cancelled, leaves a cancelled future behind on which the next PONG breaks the
+    connection's read loop: nothing is received any more, and nobody is told.
+    """
+    pong: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+    await nc._send_ping(pong)
+    await asyncio.wait({pong})
 
 
 class OrderedReader:
