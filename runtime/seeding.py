@@ -7,24 +7,21 @@ nothing of it has changed.
 
 from __future__ import annotations
 
-import importlib
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 from messages import Task, content_digest
 from messages.task import Split
 from runtime.bus import Bus
 from runtime.config import DomainSection, RunConfig
-from runtime.errors import ConfigError
+from runtime.errors import BusUnreachable, ConfigError, UserError
 from runtime.publisher import PublishReport, publish_tasks
 from runtime.runfolder import write_whole
 from runtime.task_files import BadLine, TaskDefaults, TaskLine, read_tasks, source_tasks
+from runtime.task_sources import TaskSource
 
 HELD_OUT_SEED = 0
-TASK_OPTIONS = ("level",)
-"""Options of a source that shape its tasks; the others choose what it is opened with."""
 SAY_EVERY = 500
 
 Say = Callable[[str], None]
@@ -68,16 +65,17 @@ async def _publish_domain(bus: Bus, config: RunConfig, name: str, domain: Domain
     say(f"publishing tasks of {name}")
     try:
         return await publish_tasks(bus, domain_tasks(config, name, domain), progress)
-    except _source_error() as error:
-        raise ConfigError(f"domains.{name}.source: {error}") from error
+    except BusUnreachable:
+        raise
+    except UserError as error:
+        raise ConfigError(f"domains.{name}{'.source' if domain.source else ''}: {error}") from error
 
 
 def domain_tasks(config: RunConfig, name: str, domain: DomainSection) -> Iterator[TaskLine | BadLine]:
     """The tasks of one domain, lazily, training tasks first.
 
     Raises:
-        UserError: a file can not be read.
-        Exception: what the source raises when it can not do what was asked (``actors.domains.errors.SourceError``).
+        UserError: a file can not be read, or the source can not do what was asked.
     """
     if domain.source is not None:
         yield from _of_source(config, name, domain)
@@ -102,15 +100,15 @@ def digest(config: RunConfig) -> str:
 def _of_source(config: RunConfig, name: str, domain: DomainSection) -> Iterator[TaskLine | BadLine]:
     section = domain.source
     assert section is not None
-    chosen = {key: value for key, value in section.options.items() if key not in TASK_OPTIONS}
-    shaping = {key: value for key, value in section.options.items() if key in TASK_OPTIONS}
-    source = importlib.import_module("actors.domains.registry").open_source(section.name, **chosen)
+    options = dict(section.options)
+    level = options.pop("level", None)
+    source = TaskSource(section.name, options)
     plan: tuple[tuple[Split, int, int], ...] = (
         ("train", section.n_train, config.run.seed),
         ("eval", section.n_eval, HELD_OUT_SEED),
     )
     for split, n, seed in plan:
-        tasks = source.tasks(n, seed, split, **shaping)
+        tasks = source.tasks(n, seed, split, level)
         yield from source_tasks(_named(tasks, name), section.name, _defaults(config, name, domain, split))
 
 
@@ -127,8 +125,3 @@ def _defaults(config: RunConfig, name: str, domain: DomainSection, split: Split)
         domains=frozenset((name,)),
         trust_code=config.run.trust_code,
     )
-
-
-def _source_error() -> Any:
-    """The base of what sources raise."""
-    return importlib.import_module("actors.domains.errors").SourceError

