@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.resources
+import sysconfig
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -77,7 +77,7 @@ def demo_file() -> Path:
     from runtime.errors import UserError
 
     beside = Path(__file__).resolve().parents[2] / "examples" / "demo" / "run.toml"
-    installed = Path(str(importlib.resources.files("actors"))) / "examples" / "demo" / "run.toml"
+    installed = Path(sysconfig.get_path("data")) / "share" / "busrl" / "demo" / "run.toml"
     for path in (beside, installed):
         if path.is_file():
             return path
