@@ -233,3 +233,22 @@ def test_reading_a_run_file_imports_no_torch(folder: Path):
         [sys.executable, "-c", program, folder / "run.toml"], capture_output=True, text=True, check=True
     )
     assert done.stdout.strip() == "[]"
+
+
+EXAMPLES = sorted((Path(__file__).resolve().parents[2] / "examples").glob("*/*run*.toml"))
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: f"{path.parent.name}/{path.name}")
+def test_every_shipped_run_file_is_right(path: Path, tmp_path: Path):
+    """A policy that is fetched or trained first need not be there."""
+    try:
+        load(path)
+    except ConfigError as error:
+        assert "policy.path" in str(error)
+        assert "(and" not in str(error)
+
+
+def test_the_demo_has_its_policy():
+    from runtime.cli.up import demo_file
+
+    assert load(demo_file()).run.name == "demo"
