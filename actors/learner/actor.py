@@ -12,7 +12,7 @@ import asyncio
 import itertools
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import cast
 
 import torch
@@ -20,13 +20,13 @@ import torch
 from actors.learner.checkpoint import CheckpointError, CheckpointStore
 from actors.learner.config import LearnerConfig
 from actors.learner.consumed import Consumed
+from actors.learner.figures import by_domain, metrics
 from actors.learner.sample import SampleError, TrainSample
 from actors.learner.trainer import SkipReason, StepResult, Trainer
 from actors.policy.model import Policy, PolicyError, load_policy
 from actors.policy.weight_bytes import to_chunks
 from messages import (
     Batch,
-    DomainStep,
     DropReason,
     Experience,
     Outcome,
@@ -244,8 +244,8 @@ class Learner(Actor):
             n_tokens=result.trained_tokens if result is not None and experiences else 0,
             lag_mean=sum(lags) / len(lags) if lags else 0.0,
             lag_max=max(lags, default=0),
-            metrics=_metrics(result),
-            domains=_by_domain(experiences),
+            metrics=metrics(result),
+            domains=by_domain(experiences),
             busy_s=busy_s,
             waiting_s=waited_s,
             finished_s=self.clock.now(),
@@ -379,25 +379,3 @@ def _train_sample(experience: Experience) -> TrainSample:
         versions=rollout.versions,
         temperature=rollout.temperature,
     )
-
-
-def _metrics(result: StepResult | None) -> dict[str, float]:
-    if result is None or result.metrics is None:
-        return {}
-    figures = {**asdict(result.metrics), "loss": result.loss, "grad_norm": result.grad_norm, "lr": result.lr}
-    return {name: float(value) for name, value in figures.items() if value is not None}
-
-
-def _by_domain(experiences: Sequence[Experience]) -> dict[str, DomainStep]:
-    grouped: dict[str, list[Experience]] = defaultdict(list)
-    for experience in experiences:
-        grouped[experience.rollout.domain].append(experience)
-    return {
-        domain: DomainStep(
-            n_samples=len(part),
-            n_tokens=sum(int(experience.rollout.loss_mask.sum()) for experience in part),
-            reward_mean=sum(experience.reward for experience in part) / len(part),
-            pass_rate_mean=sum(experience.pass_rate for experience in part) / len(part),
-        )
-        for domain, part in grouped.items()
-    }
