@@ -14,5 +14,5 @@ class ReplayConfig(ActorSection):
 
     count: Literal[1] = Field(default=1, description="there is one replay buffer")
     max_groups: int = Field(
-        default=1024, ge=1, le=100_000, description="groups held at most; the oldest gives way when it is full"
+        default=1024, ge=1, le=4096, description="groups held at most; the oldest gives way when it is full"
     )
