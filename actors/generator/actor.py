@@ -7,6 +7,7 @@ broadcast that is torn, stale or forged is refused, counted and alerted, and the
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 from collections.abc import Sequence
 from typing import cast
@@ -28,6 +29,8 @@ from runtime.actor import Actor, ActorContext, Delivery, Out, follows, works
 from runtime.errors import Rejected, Retry, UserError, WeightsRefused
 from runtime.parcel import Received
 
+AGAIN_S = 2.0
+"""Pause before weights that were refused, and are still the newest, are fetched again."""
 WEIGHTS_PATIENCE_S = 60.0
 """A turn that waits so long for weights goes back to the bus, where another generator may have them."""
 
@@ -43,6 +46,7 @@ class Generator(Actor):
         self.gate = weights.VersionGate()
         self._served = asyncio.Condition()
         self._newest: WeightManifest | None = None
+        self._refused: WeightManifest | None = None
         self._news = asyncio.Event()
 
     async def start(self) -> None:
@@ -100,11 +104,12 @@ class Generator(Actor):
         return [Out(ROLLOUTS, rollouts, (turn.domain,), turn.group_id)]
 
     async def _weights_for(self, turn: Turn) -> None:
-        """Wait for weights that the turn's rollouts may be trained with.
+        """Wait for the weights that admitted the turn, or newer ones.
 
-        A later epoch than the turn's is always recent enough: its learner is where its newest version is.
+        Admission lets the pipeline fill until what is sampled by these weights is just young enough when its turn to
+        be trained comes: what older ones sampled would be dropped as stale. A later epoch is always recent enough.
         """
-        oldest = (turn.admitted_epoch, max(0, turn.admitted_version - self.context.run.training.max_lag))
+        oldest = (turn.admitted_epoch, turn.admitted_version)
         async with self._served:
             try:
                 await asyncio.wait_for(
@@ -194,7 +199,7 @@ class Generator(Actor):
                 await self.engine.load_weights(from_bytes(payload), manifest.epoch, manifest.version)
             except (WeightsRefused, DamagedWeights, EngineError) as error:
                 if self._newest is None:  # a version that is gone because a newer one is there is no fault
-                    await self._refuse(manifest, str(error))
+                    await self._refuse_for_now(manifest, str(error))
                 continue
             await self._serve(manifest, source)
 
@@ -206,6 +211,17 @@ class Generator(Actor):
         meters.weights_delay.record(max(0.0, self.clock.now() - manifest.published_s), {semconv.RL_SOURCE: source})
         meters.weights_bytes.add(manifest.size_bytes, {semconv.RL_SOURCE: source})
         self.log.debug("serving", epoch=manifest.epoch, version=manifest.version, source=source)
+
+    async def _refuse_for_now(self, manifest: WeightManifest, reason: str) -> None:
+        """Try the newest version again in a while: where all wait for it, no newer one would ever come."""
+        if manifest is not self._refused:
+            self._refused = manifest
+            await self._refuse(manifest, reason)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(AGAIN_S):
+                await self._news.wait()
+        self._newest = self._newest or manifest
+        self._news.set()
 
     async def _refuse(self, manifest: WeightManifest, reason: str) -> None:
         self.counters["weights_refused"] += 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -77,12 +78,12 @@ async def test_before_weights_are_announced_it_samples_nothing(stage: Stage) -> 
     await rollouts(stage, 1)
 
 
-async def test_a_turn_waits_for_weights_that_its_rollouts_may_be_trained_with(stage: Stage) -> None:
+async def test_a_turn_waits_for_the_weights_that_admitted_it(stage: Stage) -> None:
     await serve(stage, 1, 0)
     living = await stage.start(Generator)
     await until(lambda: living.actor.gate.version == 0)
-    await ask(stage, "early", version=3)  # at max_lag 2 it needs version 1
-    await ask(stage, "due", version=2)
+    await ask(stage, "early", version=1)
+    await ask(stage, "due", version=0)
     ((first, _),) = await rollouts(stage, 1)
     assert first.group_id == "due"
     await serve(stage, 1, 1)
@@ -90,16 +91,18 @@ async def test_a_turn_waits_for_weights_that_its_rollouts_may_be_trained_with(st
     assert (second.group_id, set(second.versions)) == ("early", {1})
 
 
-async def test_with_max_lag_0_a_turn_waits_for_the_very_version_that_admitted_it(stage: Stage) -> None:
-    stage.config = run_config(stage.folder, training="max_lag = 0")
-    await serve(stage, 1, 0)
+async def test_a_file_that_comes_late_is_served_once_it_is_there(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("actors.generator.actor.AGAIN_S", 0.05)
+    late, away = stage.folder / "late.safetensors", stage.folder / "away.safetensors"
+    manifest = WeightWriter(stage.folder / "weights").write(to_chunks(small_policy().named_tensors()), 1, 1)
+    os.replace(manifest.sources[0].location, away)
+    source = manifest.sources[0].model_copy(update={"location": str(late)})
+    await stage.bus.publish(WEIGHTS, [manifest.model_copy(update={"sources": (source,)})], "1")
     living = await stage.start(Generator)
-    await ask(stage, "g", version=1)
-    await until(lambda: living.actor.counters["handled"] == 1 and living.actor.gate.version == 0)
-    assert living.actor.engine.load().generated_tokens == 0
-    await serve(stage, 1, 1)
-    ((rollout, _),) = await rollouts(stage, 1)
-    assert set(rollout.versions) == {1}
+    await refused(stage, 1)
+    away.rename(late)
+    await until(lambda: living.actor.gate.version == 1)
+    assert living.actor.counters["weights_refused"] == 1  # said once, however often it was tried
 
 
 async def test_turns_of_an_undone_version_are_served_by_the_epoch_that_undid_it(stage: Stage) -> None:
