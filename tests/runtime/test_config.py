@@ -239,13 +239,14 @@ EXAMPLES = sorted((Path(__file__).resolve().parents[2] / "examples").glob("*/*ru
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: f"{path.parent.name}/{path.name}")
-def test_every_shipped_run_file_is_right(path: Path, tmp_path: Path):
+def test_every_shipped_run_file_is_right(path: Path):
     """A policy that is fetched or trained first need not be there."""
+    problem = ""
     try:
         load(path)
     except ConfigError as error:
-        assert "policy.path" in str(error)
-        assert "(and" not in str(error)
+        problem = str(error)
+    assert not problem or ("policy.path" in problem and "(and" not in problem)
 
 
 def test_the_demo_has_its_policy():
