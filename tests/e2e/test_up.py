@@ -15,10 +15,10 @@ import pytest
 
 from actors.policy.tiny import write_tiny_policy
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
 ROOT = Path(__file__).resolve().parents[2]
-LIMIT_S = 120.0
+LIMIT_S = 300.0
 RUN_FILE = """
 [run]
 name = "letters"
@@ -35,8 +35,7 @@ files = ["train.jsonl"]
 eval_files = ["heldout.jsonl"]
 verifier = { kind = "regex", options = { pattern = "^[a-z]", full = false } }
 [learner]
-lr = 2e-3
-warmup_steps = 2
+lr = 2e-4
 checkpoint = { every_steps = 5 }
 [evaluator]
 every_versions = 50
@@ -182,7 +181,7 @@ def test_a_launcher_that_is_killed_takes_its_processes_along(shell: Shell):
     assert len(pids) == 7
     launcher.kill()
     launcher.wait()
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + LIMIT_S
     while any(alive(pid) for pid in pids) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not any(alive(pid) for pid in pids)
