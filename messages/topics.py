@@ -110,7 +110,7 @@ STEPS = Topic(
 )
 WEIGHTS = Topic(
     "weights", WeightManifest, "EPOCH", Retention.KEEP, 16 * MIB, ("learner",),
-    ("generator", "evaluator", "curriculum", "replay"), max_messages=1000, discard_old=True,
+    ("generator", "evaluator", "curriculum", "replay", "learner"), max_messages=1000, discard_old=True,
 )  # fmt: skip
 EVALUATIONS = Topic(
     "evaluations",

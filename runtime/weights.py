@@ -7,11 +7,12 @@ blob on the bus for others (made when one asks). This room handles bytes; what t
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import mmap
 import os
 import socket
 import uuid
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -29,6 +30,9 @@ log = structlog.get_logger()
 
 SERVE_DEADLINE_S = 30.0
 """How long a full blobs stream may hold up the answer to one request."""
+
+WRITE_AGAIN_S = 15.0
+"""How long one request may wait for a file to be written again; who asks waits a little longer."""
 
 
 def machine_id() -> str:
@@ -106,13 +110,20 @@ class WeightWriter:
                 if path not in self._kept:
                     path.unlink(missing_ok=True)
 
-    async def serve_requests(self, bus: Bus) -> None:
-        """Answer those who can not reach our files: put the asked version on the bus once, reply with its claim."""
+    async def serve_requests(self, bus: Bus, write_again: Callable[[], Awaitable[None]] | None = None) -> None:
+        """Answer those who can not reach our files: put the asked version on the bus once, reply with its claim.
+
+        ``write_again`` is asked for the newest version's file when that has disappeared.
+        """
         claims: dict[str, str] = {}
         subscription = await bus.nc.subscribe(weights_request_subject(bus.run))
         async for message in subscription.messages:
             name = message.data.decode(errors="replace")
             path = self.folder / name
+            if write_again is not None and path in self._kept[-1:] and not path.exists():
+                log.warning("weights have disappeared, written again", path=str(path))
+                with contextlib.suppress(TimeoutError, OSError):
+                    await asyncio.wait_for(write_again(), WRITE_AGAIN_S)
             if path not in self._kept or not path.exists():
                 await message.respond(msgpack.packb({"error": f"version {name} is gone"}))
                 continue

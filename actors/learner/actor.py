@@ -20,8 +20,8 @@ import torch
 from actors.learner.checkpoint import CheckpointError, CheckpointStore
 from actors.learner.config import LearnerConfig
 from actors.learner.consumed import Consumed
-from actors.learner.figures import by_domain, metrics
-from actors.learner.sample import SampleError, TrainSample
+from actors.learner.figures import by_domain, end_of, metrics
+from actors.learner.sample import SampleError, TrainSample, train_sample
 from actors.learner.trainer import SkipReason, StepResult, Trainer
 from actors.policy.model import Policy, PolicyError, load_policy
 from actors.policy.weight_bytes import to_chunks
@@ -29,8 +29,6 @@ from messages import (
     Batch,
     DropReason,
     Experience,
-    Outcome,
-    OutcomeStatus,
     Step,
     Topic,
     WeightManifest,
@@ -41,7 +39,10 @@ from ops import semconv
 from ops.telemetry import Attributes, links_to
 from runtime import weights
 from runtime.actor import Actor, ActorContext, Delivery, Out, works
-from runtime.errors import Rejected, UserError
+from runtime.errors import Rejected, Retry, UserError
+
+AGAIN_S = 10.0
+"""Pause before something is written again that the disk had no room for."""
 
 SKIPPED = {
     SkipReason.EMPTY: DropReason.EMPTY,
@@ -76,6 +77,7 @@ class Learner(Actor):
         self._turn = asyncio.Lock()
         self._waiting_since = self.clock.monotonic()
         self._saved = asyncio.Event()
+        self._save_failed = asyncio.Event()
         self._lag_max = 0
         self._tokens_per_s = 0.0
         self._unsaved = 0
@@ -101,7 +103,9 @@ class Learner(Actor):
         self.writer = weights.WeightWriter(weights.weights_folder(self.context.folder), keep=4)
         await self._broadcast(None)
         self.writer.clear_strangers()
-        self.spawn(self.writer.serve_requests(self.bus), "serve-weights")
+        self.spawn(self.writer.serve_requests(self.bus, self._write_again), "serve-weights")
+        self.spawn(self._until_fenced(), "fence")
+        self.spawn(self._save_again(), "save-again")
         self._waiting_since = self.clock.monotonic()
 
     def make_trainer(self, policy: Policy) -> Trainer:
@@ -156,7 +160,7 @@ class Learner(Actor):
         outcomes = [self._outcome(group, reason=reason) for _, group, reason in parts.refused]
         outcomes += [self._outcome(group) for group in parts.known.values()]
         base = self.version
-        samples = [_train_sample(e) for group in parts.fresh.values() for e in group]
+        samples = [train_sample(e) for group in parts.fresh.values() for e in group]
         attributes: Attributes = {semconv.RL_STEP: base + 1, semconv.RL_BATCH_ID: batch.id}
         links = links_to(batch.traceparents)
         began = self.clock.monotonic()
@@ -276,16 +280,41 @@ class Learner(Actor):
         self.counters["tokens"] += step.n_tokens
         self._tokens_per_s = step.n_tokens / step.busy_s if step.busy_s > 0 else 0.0
 
+    def _write_weights(self) -> WeightManifest:
+        tensors = self.policy.named_tensors()
+        if self._broadcast_dtype is not None:
+            tensors = {name: tensor.to(self._broadcast_dtype) for name, tensor in tensors.items()}
+        return self.writer.write(to_chunks(tensors), self.epoch, self.version)
+
+    async def _written(self) -> WeightManifest:
+        """The current version, once there is room for its file; training waits, because nobody could follow."""
+        alerted = False
+        while True:
+            try:
+                return await asyncio.to_thread(self._write_weights)
+            except OSError as error:
+                if not alerted:
+                    await self.alert("weights-not-written", "critical", f"training waits until there is room: {error}")
+                alerted = True
+            if self.draining.is_set():
+                raise Retry(f"version {self.version} could not be written")
+            await asyncio.sleep(AGAIN_S)
+
+    async def _write_again(self) -> None:
+        """The newest version's file has disappeared: it is made again, byte for byte."""
+        async with self._turn:
+            await asyncio.to_thread(self._write_weights)
+
+    async def _until_fenced(self) -> None:
+        """End this life when another learner has begun a later epoch: nobody listens to this one any more."""
+        async for received in self.bus.follow(WEIGHTS, "last"):
+            manifest: WeightManifest = received.record
+            if manifest.epoch > self.epoch:
+                raise RuntimeError(f"epoch {manifest.epoch} has been announced: epoch {self.epoch} is over")
+
     async def _broadcast(self, batch_id: str | None) -> None:
         began = self.clock.monotonic()
-
-        def write() -> WeightManifest:
-            tensors = self.policy.named_tensors()
-            if self._broadcast_dtype is not None:
-                tensors = {name: tensor.to(self._broadcast_dtype) for name, tensor in tensors.items()}
-            return self.writer.write(to_chunks(tensors), self.epoch, self.version)
-
-        manifest = await asyncio.to_thread(write)
+        manifest = await self._written()
         manifest = manifest.model_copy(update={"batch_id": batch_id, "published_s": self.clock.now()})
         await self.send(Out(WEIGHTS, [manifest], (str(self.epoch),)), derive("weights", self.epoch, self.version))
         meters = self.context.telemetry.meters
@@ -296,27 +325,10 @@ class Learner(Actor):
         self, group: Sequence[Experience], *, reason: DropReason | None = None, base: int | None = None
     ) -> Out:
         """The end of a group: trained on ``base`` (or earlier, when it is known already), or dropped for ``reason``."""
-        first = group[0].rollout
-        oldest = min(experience.rollout.oldest_version for experience in group)
-        outcome = Outcome(
-            group_id=first.group_id,
-            task_id=first.task_id,
-            domain=first.domain,
-            level=first.level,
-            status=OutcomeStatus.TRAINED if reason is None else OutcomeStatus.DROPPED,
-            reason=reason,
-            n_samples=len(group),
-            n_tokens=sum(int(experience.rollout.loss_mask.sum()) for experience in group),
-            reward_mean=sum(experience.reward for experience in group) / len(group),
-            pass_rate_mean=sum(experience.pass_rate for experience in group) / len(group),
-            epoch=self.epoch,
-            version=self.version,
-            lag=None if base is None else base - oldest,
-            actor=self.kind,
-        )
+        outcome = end_of(group, self.epoch, self.version, reason, base)
         label = "trained" if reason is None else reason.value
         key = (outcome.status.value, outcome.domain)
-        return Out(OUTCOMES, [outcome], key, first.group_id, derive("outcome", label, first.group_id))
+        return Out(OUTCOMES, [outcome], key, outcome.group_id, derive("outcome", label, outcome.group_id))
 
     # --- checkpoints ------------------------------------------------------------------------------------------------
 
@@ -331,13 +343,25 @@ class Learner(Actor):
         try:
             await asyncio.to_thread(self.store.save, self.policy, self.trainer.state(), extra)
         except OSError as error:
-            await self.alert("checkpoint-failed", "critical", f"training goes on without a checkpoint: {error}")
+            if not self._save_failed.is_set():
+                await self.alert("checkpoint-failed", "critical", f"training goes on for a few batches: {error}")
+            self._save_failed.set()
             return
+        self._save_failed.clear()
         self._unsaved = 0
         self._unsaved_groups.clear()
         self.counters["checkpoints"] += 1
         saved, self._saved = self._saved, asyncio.Event()
         saved.set()
+
+    async def _save_again(self) -> None:
+        """Try a failed checkpoint again: the batches that wait for it may fill the inbox, so that none comes to ask."""
+        while True:
+            await self._save_failed.wait()
+            await asyncio.sleep(AGAIN_S)
+            async with self._turn:
+                if self._save_failed.is_set():
+                    await self._checkpoint()
 
     async def drain(self) -> None:
         """Save what has been learnt, so that nothing has to be trained again."""
@@ -365,17 +389,3 @@ def served_dtype(name: str, device: torch.device) -> torch.dtype | None:
 
 _SET = asyncio.Event()
 _SET.set()
-
-
-def _train_sample(experience: Experience) -> TrainSample:
-    rollout = experience.rollout
-    return TrainSample(
-        id=rollout.id,
-        prompt_ids=rollout.prompt_ids,
-        token_ids=rollout.token_ids,
-        loss_mask=rollout.loss_mask,
-        logprobs=rollout.logprobs,
-        advantage=experience.advantage,
-        versions=rollout.versions,
-        temperature=rollout.temperature,
-    )

@@ -155,9 +155,12 @@ def _write(folder: Path, policy: Policy, state: TrainerState, extra: Mapping[str
         raise CheckpointError(f"extra of a checkpoint must be JSON: {error}") from error
     policy.model.config.save_pretrained(folder)
     policy.tokenizer.save_pretrained(folder)
-    save_file(_contiguous(state.model), folder / _MODEL, metadata={"format": "pt"})
-    save_file(_contiguous(state.optimizer), folder / _OPTIMIZER)
-    save_file(_contiguous(state.rng), folder / _RNG)
+    try:
+        save_file(_contiguous(state.model), folder / _MODEL, metadata={"format": "pt"})
+        save_file(_contiguous(state.optimizer), folder / _OPTIMIZER)
+        save_file(_contiguous(state.rng), folder / _RNG)
+    except SafetensorError as error:  # what the library makes of a full disk
+        raise OSError(str(error)) from error
     (folder / _STATE).write_text(text)
     digests = {path.name: _digest(path) for path in sorted(folder.iterdir())}
     (folder / _DIGESTS).write_text(json.dumps(digests))

@@ -1,4 +1,4 @@
-"""What a step says of itself: the objective's figures and each domain's part. Pure."""
+"""What the learner says: a step's figures, each domain's part in it, and the end of a group. Pure."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 
 from actors.learner.trainer import StepResult
-from messages import DomainStep, Experience
+from messages import DomainStep, DropReason, Experience, Outcome, OutcomeStatus
 
 
 def metrics(result: StepResult | None) -> dict[str, float]:
@@ -32,3 +32,27 @@ def by_domain(experiences: Sequence[Experience]) -> dict[str, DomainStep]:
         )
         for domain, part in grouped.items()
     }
+
+
+def end_of(
+    group: Sequence[Experience], epoch: int, version: int, reason: DropReason | None, base: int | None
+) -> Outcome:
+    """The end of a group at ``version`` of ``epoch``: trained on ``base``, or dropped for ``reason``."""
+    first = group[0].rollout
+    oldest = min(experience.rollout.oldest_version for experience in group)
+    return Outcome(
+        group_id=first.group_id,
+        task_id=first.task_id,
+        domain=first.domain,
+        level=first.level,
+        status=OutcomeStatus.TRAINED if reason is None else OutcomeStatus.DROPPED,
+        reason=reason,
+        n_samples=len(group),
+        n_tokens=sum(int(experience.rollout.loss_mask.sum()) for experience in group),
+        reward_mean=sum(experience.reward for experience in group) / len(group),
+        pass_rate_mean=sum(experience.pass_rate for experience in group) / len(group),
+        epoch=epoch,
+        version=version,
+        lag=None if base is None else base - oldest,
+        actor="learner",
+    )

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from actors.policy.logprobs import ScoredSequence
+from messages import Experience
 
 LOGPROB_SLACK = 1e-4
 """A log-prob may exceed 0 by this much: float rounding of a certain token."""
@@ -113,3 +114,18 @@ def _check_values(
 def total_trained(samples: Sequence[TrainableSample]) -> int:
     """Return the number of trained tokens of a batch: the denominator of its loss."""
     return sum(sample.n_trained for sample in samples)
+
+
+def train_sample(experience: Experience) -> TrainSample:
+    """What the trainer needs of an experience."""
+    rollout = experience.rollout
+    return TrainSample(
+        id=rollout.id,
+        prompt_ids=rollout.prompt_ids,
+        token_ids=rollout.token_ids,
+        loss_mask=rollout.loss_mask,
+        logprobs=rollout.logprobs,
+        advantage=experience.advantage,
+        versions=rollout.versions,
+        temperature=rollout.temperature,
+    )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import signal
 import sys
 
@@ -182,3 +183,17 @@ def test_a_save_killed_at_any_file_operation_leaves_only_whole_checkpoints(store
         assert store.load_latest(learner.policy).torn == ()
         operation += 2
     assert operation > 20, "a save makes many file operations"
+
+
+def test_a_disk_without_room_is_an_error_of_the_disk_and_older_checkpoints_stand(store, learner):
+    first = save(store, learner)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, hard))
+    try:
+        with pytest.raises(OSError, match=r"(?i)large|I/O"):
+            save(store, learner)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        signal.signal(signal.SIGXFSZ, before)
+    assert store.paths() == [first]

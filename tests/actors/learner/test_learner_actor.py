@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from actors.learner import actor as learner_actor
 from actors.learner.actor import Learner
 from messages import (
     Batch,
@@ -280,3 +282,56 @@ async def test_a_checkpoint_that_can_not_be_written_is_an_alert_and_nothing_is_a
     await put(stage, 2, experiences("b", versions=(1,)))
     await until(lambda: living.actor.counters["checkpoints"] == 1)
     await outcomes(stage, 2)
+
+
+async def test_a_checkpoint_that_failed_is_tried_again_also_when_no_batch_comes_any_more(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(learner_actor, "AGAIN_S", 0.05)
+    stage.config = run_config(stage.folder, more=ALWAYS)
+    (stage.folder / "checkpoints").write_text("where the folder should be")
+    living = await stage.start(Learner)
+    for number in range(1, living.actor.concurrency(BATCHES) + 1):
+        await put(stage, number, experiences(f"g{number}", versions=(number - 1,)))
+    await steps(stage, living.actor.concurrency(BATCHES))
+    assert await n_stored(stage, OUTCOMES) == 0
+    (stage.folder / "checkpoints").unlink()
+    await stage.until_stored(BATCHES, 0)
+    assert len(await stage.bus.read(ALERTS)) == 1
+
+
+async def test_weights_that_find_no_room_hold_training_up_and_cost_no_batch(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(learner_actor, "AGAIN_S", 0.05)
+    stage.config = run_config(stage.folder, more=ALWAYS)
+    living = await stage.start(Learner)
+
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(living.actor.writer, "write", full)
+        await put(stage, 1, experiences("a"))
+        alert = (await stage.parcels(ALERTS, 1))[0].record
+        assert (alert.name, alert.severity) == ("weights-not-written", "critical")
+    assert (await outcomes(stage, 1))[0].status is OutcomeStatus.TRAINED
+    assert [m.version for m in await manifests(stage, 2)] == [0, 1]
+    assert await n_stored(stage, DEAD) == 0
+
+
+async def test_weights_whose_file_has_disappeared_are_made_again_for_who_asks(stage: Stage) -> None:
+    await stage.start(Learner)
+    (manifest,) = await manifests(stage, 1)
+    shutil.rmtree(Path(manifest.sources[0].location).parent)
+    payload, source = await weights.fetch(stage.bus, manifest)
+    assert (len(payload), source) == (manifest.size_bytes, "jetstream")
+
+
+async def test_a_learner_ends_when_a_later_epoch_is_announced_and_the_next_life_outbids_it(stage: Stage) -> None:
+    first = await stage.start(Learner)
+    await stage.announce(100, 0)
+    with pytest.raises(RuntimeError, match="epoch 100 has been announced"):
+        await first.task
+    again = await stage.start(Learner)
+    assert again.actor.epoch == 101
