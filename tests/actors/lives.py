@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import shutil
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,7 +19,7 @@ from runtime.config import RunConfig
 from runtime.life import Life
 from runtime.parcel import Received
 from runtime.runfile import parse
-from runtime.weights import machine_id
+from runtime.weights import machine_id, weights_folder
 from tests.conftest import RUN, LiveBus
 
 PATIENCE_S = 30.0
@@ -179,3 +180,4 @@ async def staged(live: LiveBus, folder: Path, config: RunConfig) -> AsyncIterato
                 await living.crash()
             if not living.task.cancelled():
                 living.task.exception()
+        shutil.rmtree(weights_folder(folder), ignore_errors=True)  # a learner's versions may lie in shared memory

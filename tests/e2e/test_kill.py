@@ -36,7 +36,7 @@ from messages.topics import (
 from runtime.config import ACTOR_KINDS
 from tests.e2e.whole_run import RUN_FILE, WholeRun, ended_within, whole_run
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
 SLOW = RUN_FILE.replace("lr = 2e-3", "lr = 1e-5")
 """A policy that hardly changes keeps its signal, so that the run lasts as long as it is hurt."""
@@ -128,7 +128,7 @@ async def test_killing_every_process_once_loses_nothing_and_counts_nothing_twice
         await ended_within(asyncio.create_task(run.until(STEPS, lambda s: s.version >= 2), name="first steps"), run, 90)
         for victim in VICTIMS:
             hurting = asyncio.create_task(hurt(run, victim), name=f"killing the {victim}")
-            recovery[victim] = await ended_within(hurting, run, 100)
+            recovery[victim] = await ended_within(hurting, run, 150)
         await run.supervisor.drain(ACTOR_KINDS[1:])
         await ended_within(asyncio.create_task(books_closed(run), name="the last outcomes"), run, 30)
         await run.drain()

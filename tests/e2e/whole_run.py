@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import shutil
 import signal
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -23,6 +24,7 @@ from runtime.runfile import parse
 from runtime.runfolder import Connection, Credentials, RunFolder
 from runtime.server import NatsServer
 from runtime.supervisor import Child, Supervisor, actor_specs
+from runtime.weights import weights_folder
 
 RUN_FILE = """
 [run]
@@ -171,6 +173,7 @@ async def whole_run(
             await bus.close()
     finally:
         await server.stop()
+        shutil.rmtree(weights_folder(run_folder.path), ignore_errors=True)  # it may lie in shared memory
 
 
 async def publish(bus: Bus, folder: RunFolder, some: Sequence[Task]) -> None:
