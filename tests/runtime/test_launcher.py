@@ -1,4 +1,4 @@
-"""A run comes up on an embedded or an external bus, is refused when it is another one, and keeps its folder in order."""
+"""A run comes up on an embedded or an external bus, is refused when it is another, and keeps its folder in order."""
 
 from __future__ import annotations
 
