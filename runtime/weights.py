@@ -110,6 +110,13 @@ class WeightWriter:
                 if path not in self._kept:
                     path.unlink(missing_ok=True)
 
+    def remove(self) -> None:
+        """Give back the room: whoever goes on with the run announces weights of its own first."""
+        self._kept.clear()
+        self.clear_strangers()
+        if self.folder.is_dir() and not any(self.folder.iterdir()):
+            self.folder.rmdir()
+
     async def serve_requests(self, bus: Bus, write_again: Callable[[], Awaitable[None]] | None = None) -> None:
         """Answer those who can not reach our files: put the asked version on the bus once, reply with its claim.
 

@@ -370,6 +370,11 @@ class Learner(Actor):
                 if self._unsaved:
                     await self._checkpoint()
 
+    async def stop(self) -> None:
+        """Take the broadcast files out of shared memory; the checkpoint has what the run came to."""
+        if hasattr(self, "writer"):
+            await asyncio.to_thread(self.writer.remove)
+
     def gauges(self) -> dict[str, float]:
         """Where training stands."""
         version = self.trainer.version if hasattr(self, "trainer") else -1

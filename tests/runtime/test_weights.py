@@ -213,3 +213,11 @@ def test_an_older_epoch_is_refused_even_with_a_newer_version() -> None:
     assert gate.refusal(manifest(2, 99)) == "epoch 2 is older than 3: its learner was fenced off"
     assert gate.refusal(manifest(3, 10)) == "version 10 of epoch 3 is not newer than 10"
     assert gate.refusal(manifest(4, 2)) is None
+
+
+def test_removing_leaves_nothing_behind(tmp_path: Path) -> None:
+    writer = WeightWriter(tmp_path / "weights", keep=2)
+    for version in range(3):
+        writer.write([b"bytes"], 1, version)
+    writer.remove()
+    assert not (tmp_path / "weights").exists()
