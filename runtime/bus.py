@@ -30,7 +30,7 @@ from ops import semconv
 from ops.telemetry import Telemetry, disabled
 from runtime import blobs
 from runtime.backoff import Backoff
-from runtime.errors import BusError, BusFull, BusUnreachable, Forbidden, StreamMissing
+from runtime.errors import BlobGone, BusError, BusFull, BusUnreachable, Forbidden, StreamMissing
 from runtime.follow import follow
 from runtime.parcel import Published, Received, StreamState
 
@@ -266,25 +266,53 @@ class Bus:
         return records
 
     async def get(self, topic: Topic, seq: int) -> Received | None:
-        """The parcel at a stream sequence, or None when it is gone."""
-        return await self._direct(topic, {"seq": seq})
+        """The parcel at a stream sequence, or None when it is gone.
+
+        Raises:
+            MessageError, BlobGone: it can not be read.
+        """
+        found = await self._direct(topic, {"seq": seq})
+        return None if found is None else await self._received(topic, found)
 
     async def last(self, topic: Topic, *key: str) -> Received | None:
-        """The newest parcel of a subject (or of the topic, without ``key``), or None."""
-        subject = topic.subject(self.run, *key) if key else topic.all_subjects(self.run)
-        return await self._direct(topic, {"last_by_subj": subject})
+        """The newest parcel of a subject, or without ``key`` the newest readable one of the topic; None: there is none.
 
-    async def _direct(self, topic: Topic, request: Mapping[str, Any]) -> Received | None:
+        Raises:
+            MessageError, BlobGone: the subject's newest can not be read.
+        """
+        subject = topic.subject(self.run, *key) if key else topic.all_subjects(self.run)
+        found = await self._direct(topic, {"last_by_subj": subject})
+        while found is not None:
+            try:
+                return await self._received(topic, found)
+            except (MessageError, BlobGone) as error:
+                if key:
+                    raise
+                seq = _place(found)[0]
+                log.warning("unreadable message", topic=topic.name, seq=seq, error=str(error))
+                found = await self._before(topic, seq)
+        return None
+
+    async def _before(self, topic: Topic, seq: int) -> Msg | None:
+        first_seq = (await self.stream_state(topic)).first_seq
+        for earlier in range(seq - 1, first_seq - 1, -1):
+            found = await self._direct(topic, {"seq": earlier})
+            if found is not None:
+                return found
+        return None
+
+    async def _direct(self, topic: Topic, request: Mapping[str, Any]) -> Msg | None:
         message = await self.request_raw(f"$JS.API.DIRECT.GET.{topic.stream(self.run)}", json.dumps(request).encode())
         found = message.headers or {}
         if found.get("Status") == "404":
             return None
         if "Status" in found and found["Status"] != "200":
             raise BusError(f"stream {topic.stream(self.run)}: {found.get('Status')} {found.get('Description')}")
-        return await self._received(message.data, found, int(found["Nats-Sequence"]), found["Nats-Subject"])
+        return message
 
-    async def _received(self, data: bytes, found: Mapping[str, str], seq: int, subject: str) -> Received:
-        return Received(await self.unpack(data, found), seq, subject, found)
+    async def _received(self, topic: Topic, message: Msg) -> Received:
+        found = message.headers or {}
+        return Received(await self.unpack(message.data, found, topic), *_place(message), found)
 
     async def request_raw(self, subject: str, payload: bytes, timeout_s: float = 30.0) -> Msg:
         """Ask and wait, through reconnects and leader changes, up to ``timeout_s``.
@@ -333,6 +361,12 @@ class Bus:
     async def read(self, topic: Topic, start: str | int = "all", *key: str) -> list[Received]:
         """Everything on a topic from ``start`` up to what is there now; arguments as in :meth:`follow`."""
         return [received async for received in follow(self, topic, start, key, until_caught_up=True)]
+
+
+def _place(message: Msg) -> tuple[int, str]:
+    """Sequence and subject of a message that was asked for directly."""
+    found = message.headers or {}
+    return int(found["Nats-Sequence"]), found["Nats-Subject"]
 
 
 __all__ = ["Bus", "BusCost", "Published", "Received", "StreamState"]

@@ -39,8 +39,8 @@ class Consumed:
 
     def refusal(self, group: Sequence[Experience], version: int, max_lag: int) -> DropReason | None:
         """Why a group must not be trained on ``version``, or None when it may."""
-        if any(self._undone(experience) for experience in group):
-            return DropReason.ORPHANED
+        if any(self._undone(experience) or experience.rollout.newest_version > version for experience in group):
+            return DropReason.ORPHANED  # sampled by weights that are not, or not any more, in this one's past
         if version - min(experience.rollout.oldest_version for experience in group) > max_lag:
             return DropReason.STALE
         if not any(experience.rollout.loss_mask.any() for experience in group):

@@ -17,6 +17,7 @@ from messages import (
     DeadLetter,
     DropReason,
     Experience,
+    MessageError,
     Outcome,
     OutcomeStatus,
     Step,
@@ -27,6 +28,7 @@ from messages import (
 from messages.topics import BATCHES, DEAD, EXPERIENCES, OUTCOMES, STEPS, WEIGHTS
 from ops import semconv
 from runtime.actor import Actor, ActorContext, Delivery, Out, follows, works
+from runtime.errors import BlobGone, Rejected
 from runtime.parcel import Received
 
 KNOWN_GROUPS = 65_536
@@ -95,7 +97,11 @@ class Replay(Actor):
         found: dict[int, str] = {}
         if state.messages:
             for seq in range(state.first_seq, state.last_seq + 1):
-                received = await self.bus.get(BATCHES, seq)
+                try:
+                    received = await self.bus.get(BATCHES, seq)
+                except (MessageError, BlobGone) as error:  # the learner makes it a dead letter
+                    self.log.warning("unreadable batch", seq=seq, error=str(error))
+                    continue
                 if received is None:
                     continue
                 batch: Batch = received.record
@@ -117,7 +123,10 @@ class Replay(Actor):
     @works(EXPERIENCES)
     async def on_experiences(self, delivery: Delivery[Experience]) -> Sequence[Out]:
         """Hold a group until it is in a batch, or until it must be dropped."""
-        group = Group(delivery.records[0].rollout.group_id, tuple(delivery.records), delivery.traceparent)
+        first = delivery.records[0].rollout
+        if {e.rollout.group_id for e in delivery.records} != {first.group_id} or len(delivery.records) != first.n:
+            raise Rejected(f"parcel of {len(delivery.records)} is not the whole group {first.group_id} of {first.n}")
+        group = Group(first.group_id, tuple(delivery.records), delivery.traceparent)
         if group.group_id in self._batched:
             self.counters["duplicates"] += 1
             return []

@@ -8,7 +8,7 @@ import nats.errors
 import numpy as np
 import pytest
 
-from messages import ChatMessage, Heartbeat, Rollout, Sampling, Step, Turn, derive
+from messages import ChatMessage, Heartbeat, MessageError, Rollout, Sampling, Step, Turn, derive, encode, headers
 from messages.topics import BATCHES, HEARTBEATS, ROLLOUTS, STEPS, TURNS, WEIGHTS
 from runtime.bus import Bus
 from runtime.errors import BusUnreachable
@@ -127,3 +127,18 @@ async def test_an_actor_can_not_publish_what_is_not_its_own(live: LiveBus, kind:
     with pytest.raises(nats.errors.TimeoutError):
         await bus.nc.request(topic.subject("test", "x"), b"", timeout=0.3)
     assert (await (await live.connect()).stream_state(topic)).messages == 0
+
+
+async def test_the_newest_of_a_topic_is_the_newest_that_can_be_read(live: LiveBus) -> None:
+    bus = await live.connect()
+    await bus.publish(STEPS, [step(1)], "1")
+    for found in ({}, {headers.SCHEMA: "step/1"}, {headers.SCHEMA: "step/9"}):
+        await bus.publish_bytes(STEPS.subject(bus.run, "1"), b"garbage", found, STEPS.stream(bus.run))
+    await bus.publish_bytes(
+        STEPS.subject(bus.run, "1"), encode([turn(1)]), {headers.SCHEMA: "turn/1"}, STEPS.stream(bus.run)
+    )
+    newest = await bus.last(STEPS)
+    assert newest is not None
+    assert (newest.seq, newest.record.version) == (1, 1)
+    with pytest.raises(MessageError):
+        await bus.get(STEPS, 5)

@@ -87,6 +87,7 @@ TestLearnerLives.settings = settings(max_examples=80, stateful_step_count=40, de
 def test_a_group_is_refused_as_stale_exactly_when_its_oldest_token_is_too_old(
     versions: list[int], version: int, max_lag: int
 ) -> None:
+    version = max(version, *versions)
     group = experiences("g", versions=versions)
     expected = DropReason.STALE if version - min(versions) > max_lag else None
     assert Consumed().refusal(group, version, max_lag) is expected
@@ -129,3 +130,9 @@ def test_memory_is_bounded_and_forgets_the_oldest(monkeypatch) -> None:
     known = Consumed()
     known.add(["a", "b", "c", "d"])
     assert ["a" in known, *(name in known for name in "bcd")] == [False, True, True, True]
+
+
+def test_weights_that_are_still_to_come_can_have_sampled_nothing() -> None:
+    group = experiences("a", versions=(1, 2))
+    assert Consumed().refusal(group, 2, MAX_LAG) is None
+    assert Consumed().refusal(group, 1, MAX_LAG) is DropReason.ORPHANED

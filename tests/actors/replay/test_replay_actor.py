@@ -260,3 +260,21 @@ async def test_it_never_holds_more_groups_than_it_may(stage: Stage) -> None:
     await stage.until_stored(EXPERIENCES, 8)
     await stage.announce(1, 0)
     assert len(groups((await batches(stage, 1))[0])) == 2
+
+
+@pytest.mark.parametrize("parcel", [experiences("a", 3)[:2], [*experiences("a")[:1], *experiences("b")[1:]]])
+async def test_what_is_not_one_whole_group_is_a_dead_letter_and_is_in_no_batch(stage: Stage, parcel: Any) -> None:
+    living = await started(stage)
+    await stage.put(EXPERIENCES, parcel, "d")
+    letter: DeadLetter = (await stage.parcels(DEAD, 1))[0].record
+    assert letter.reason is DeadReason.REJECTED
+    assert "not the whole group a" in letter.error
+    assert len(living.actor.buffer) == 0
+
+
+async def test_a_batch_that_nobody_can_read_does_not_keep_it_from_its_work(stage: Stage) -> None:
+    await stage.bus.publish_bytes(BATCHES.subject(stage.bus.run, "1"), b"garbage", {}, BATCHES.stream(stage.bus.run))
+    await started(stage)
+    await put_group(stage, "a")
+    await put_group(stage, "b")
+    await stage.until_stored(BATCHES, 2)
