@@ -22,8 +22,9 @@ from actors.learner.objective import DecoupledPpo, ObjectiveMetrics, ObjectiveSu
 from actors.learner.optimizers import adamw
 from actors.learner.sample import TrainableSample, TrainSample, checked, total_trained
 from actors.learner.schedule import learning_rate
-from actors.policy.logprobs import PaddedBatch, micro_batches, pad, padding_allowance, token_logprobs
+from actors.policy.logprobs import PaddedBatch, token_logprobs
 from actors.policy.model import Policy, PolicyError
+from actors.policy.prefix import sequence_batches, takes_trees
 
 
 class SkipReason(StrEnum):
@@ -89,7 +90,8 @@ class Trainer:
     """Trains ``policy`` in place.
 
     ``version`` is the weight version, one more after every batch that stepped; ``optimizer_steps`` counts AdamW's
-    steps and drives the learning rate; ``skips`` counts batches without a step, by reason.
+    steps and drives the learning rate; ``skips`` counts batches without a step, by reason. ``shares_prefixes``: a
+    group's prompt is read once; set where the model can, without effect on what is learned.
     """
 
     def __init__(self, policy: Policy, config: LearnerConfig, seed: int) -> None:
@@ -104,6 +106,7 @@ class Trainer:
         policy.model.eval()  # type: ignore[no-untyped-call]
         self.policy = policy
         self.config = config
+        self.shares_prefixes = takes_trees(policy.model)
         self.version = 0
         self.optimizer_steps = 0
         self.skips: dict[SkipReason, int] = dict.fromkeys(SkipReason, 0)
@@ -189,15 +192,17 @@ class Trainer:
         self.skips = {reason: state.counters[f"skipped_{reason.value}"] for reason in SkipReason}
 
     def _micro_batches(self, batch: Sequence[TrainableSample]) -> list[_MicroBatch]:
-        lengths = [sample.sequence.ids.size for sample in batch]
         device = self.policy.device
+        sequences = [sample.sequence for sample in batch]
         parts = []
-        for indices in micro_batches(lengths, self.config.micro_batch_tokens, padding_allowance(device)):
-            chosen = [batch[i] for i in indices]
+        for part in sequence_batches(
+            sequences, self.config.micro_batch_tokens, self.policy.model, self.shares_prefixes
+        ):
+            chosen = [batch[i] for i in part.indices]
             versions = np.concatenate([sample.versions for sample in chosen])
             parts.append(
                 _MicroBatch(
-                    padded=pad([sample.sequence for sample in chosen], device),
+                    padded=part.padded,
                     logprobs=torch.from_numpy(np.concatenate([s.logprobs for s in chosen])).to(device),
                     advantages=torch.from_numpy(np.concatenate([s.advantages for s in chosen])).to(device),
                     current=torch.from_numpy(versions == self.version).to(device),

@@ -50,12 +50,13 @@ class ScoredSequence:
             raise UnscorableSequence(f"temperature {self.temperature}: only samples at a temperature above 0 have one")
 
 
-@dataclass(frozen=True)
+@dataclass
 class PaddedBatch:
-    """Sequences padded on the right: ``ids`` (b, t), and the r scored tokens in sequence order.
+    """Rows padded on the right: ``ids`` (b, t), and the r scored tokens in sequence order.
 
     ``rows`` and ``columns`` (r,) point at the hidden state that predicts each; ``targets`` (r,) are their ids.
-    ``temperatures`` is (r, 1), or None where all are 1.
+    ``temperatures`` is (r, 1), or None where all are 1. ``positions`` (b, t) and an additive ``mask`` (b, 1, t, t)
+    are None where a row is one sequence.
     """
 
     ids: Tensor
@@ -63,6 +64,8 @@ class PaddedBatch:
     columns: Tensor
     targets: Tensor
     temperatures: Tensor | None
+    positions: Tensor | None = None
+    mask: Tensor | None = None
 
     @property
     def n_scored(self) -> int:
@@ -111,15 +114,27 @@ def pad(sequences: Sequence[ScoredSequence], device: torch.device) -> PaddedBatc
         ids[row, : sequence.ids.size] = sequence.ids
         scored[row, : sequence.scored.size] = sequence.scored
     rows, columns = np.nonzero(scored)
+    return scored_batch(ids, rows, columns - 1, sequences, device)
+
+
+def scored_batch(
+    ids: npt.NDArray[np.int64],
+    rows: npt.NDArray[np.intp],
+    columns: npt.NDArray[np.intp],
+    sequences: Sequence[ScoredSequence],
+    device: torch.device,
+) -> PaddedBatch:
+    """Return the batch of ``ids`` (b, t) that scores ``sequences``, one after the other, at rows and columns (r,)."""
+    targets = np.concatenate([sequence.ids[sequence.scored] for sequence in sequences]).astype(np.int64)
     temperatures = None
     if any(sequence.temperature != 1.0 for sequence in sequences):
-        values = np.asarray([sequence.temperature for sequence in sequences], dtype=np.float32)
-        temperatures = torch.from_numpy(values[rows][:, None]).to(device)
+        values = [np.full(sequence.scored.sum(), sequence.temperature, np.float32) for sequence in sequences]
+        temperatures = torch.from_numpy(np.concatenate(values)[:, None]).to(device)
     return PaddedBatch(
         ids=torch.from_numpy(ids).to(device),
         rows=torch.from_numpy(rows).to(device),
-        columns=torch.from_numpy(columns - 1).to(device),
-        targets=torch.from_numpy(ids[rows, columns]).to(device),
+        columns=torch.from_numpy(columns).to(device),
+        targets=torch.from_numpy(targets).to(device),
         temperatures=temperatures,
     )
 
@@ -129,14 +144,17 @@ def token_logprobs(
 ) -> tuple[Tensor, Tensor]:
     """Return log-probs (r,) of the scored tokens, with gradient, and the entropy (r,) at each, without.
 
-    Both are float32, natural, of the distribution that was sampled from: logits over temperature. Right padding
-    under a causal model needs no attention mask: no real token sees what stands behind it.
+    Both are float32 (float64 of a float64 model), natural, of the distribution that was sampled from: logits over
+    temperature. Right padding under a causal model needs no attention mask: no real token sees what stands behind it.
     """
+    inputs: dict[str, Any] = {"input_ids": batch.ids, "use_cache": False}
+    if batch.mask is not None:
+        inputs |= {"position_ids": batch.positions, "attention_mask": batch.mask}
     head: Any = model.get_output_embeddings()  # type: ignore[no-untyped-call]
     if head is None or any(getattr(model.config, name, None) for name in _RESCALING):
-        logits = model(input_ids=batch.ids, use_cache=False).logits
+        logits = model(**inputs).logits
         return _score(logits[batch.rows, batch.columns], batch.targets, batch.temperatures)
-    hidden = model.base_model(input_ids=batch.ids, use_cache=False).last_hidden_state
+    hidden = model.base_model(**inputs).last_hidden_state
     hidden = hidden[batch.rows, batch.columns]
     per_chunk = max(1, chunk_bytes // (4 * head.weight.shape[0]))
     if batch.n_scored <= per_chunk:
@@ -161,8 +179,8 @@ def _scored_in_chunks(
 
 
 def _score(logits: Tensor, targets: Tensor, temperatures: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Log-probs of ``targets`` and detached entropies from logits (r, vocabulary), in float32."""
-    logits = logits.float()
+    """Log-probs of ``targets`` and detached entropies from logits (r, vocabulary), at least in float32."""
+    logits = logits if logits.dtype == torch.float64 else logits.float()
     if temperatures is not None:
         logits = logits / temperatures
     distribution = torch.log_softmax(logits, dim=-1)

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from actors.learner.config import LearnerConfig
-from actors.learner.sample import SampleError
+from actors.learner.sample import SampleError, TrainSample
 from actors.learner.trainer import SkipReason, Trainer
 from actors.policy.model import PolicyError
 
@@ -61,6 +61,44 @@ def test_the_split_into_micro_batches_does_not_change_the_step(make_policy, make
         assert result.metrics.entropy == pytest.approx(reference.metrics.entropy, rel=1e-5)
         for name, tensor in found.items():
             torch.testing.assert_close(tensor, expected[name], atol=2e-5, rtol=0)
+
+
+def grouped(policy, make_samples, n: int) -> list[TrainSample]:
+    """Samples of two groups; the recorded log-probs are those after other prompts, so that weights differ from 1."""
+    samples = make_samples(policy, n)
+    return [dataclasses.replace(s, prompt_ids=samples[i % 2].prompt_ids) for i, s in enumerate(samples)]
+
+
+@pytest.mark.parametrize("settings", [{}, {"epochs_per_batch": 3}, {"micro_batch_tokens": 50}])
+def test_reading_a_groups_prompt_once_does_not_change_the_step(make_policy, make_samples, settings):
+    results = []
+    for shares in (False, True):
+        policy = make_policy()
+        learner = trainer(policy, importance_cap=None, **settings)
+        assert learner.shares_prefixes, "a Llama can"
+        learner.shares_prefixes = shares
+        samples = [
+            dataclasses.replace(s, temperature=(1.0, 0.8)[i % 3 == 0])
+            for i, s in enumerate(grouped(policy, make_samples, 12))
+        ]
+        results.append((learner.step(samples), weights(policy)))
+    (plain, expected), (shared, found) = results
+    assert shared.padded_tokens < plain.padded_tokens
+    assert shared.loss == pytest.approx(plain.loss, rel=1e-4)
+    assert shared.grad_norm == pytest.approx(plain.grad_norm, rel=1e-3)
+    assert shared.metrics.entropy == pytest.approx(plain.metrics.entropy, rel=1e-5)
+    assert shared.trained_tokens == plain.trained_tokens
+    for name, tensor in found.items():
+        torch.testing.assert_close(tensor, expected[name], atol=5e-5, rtol=0)
+
+
+def test_bfloat16_reads_a_groups_prompt_once_too(make_policy, make_samples):
+    losses = []
+    for dtype in ("float32", "bfloat16"):
+        policy = make_policy()
+        samples = grouped(policy, make_samples, 8)
+        losses.append(trainer(policy, dtype=dtype, importance_cap=None).step(samples).loss)
+    assert losses[1] == pytest.approx(losses[0], rel=0.1)
 
 
 def test_the_gradient_is_the_weighted_policy_gradient_over_the_whole_batchs_tokens(policy, make_samples):
@@ -130,10 +168,10 @@ class _Watched:
 
 def test_one_step_per_batch_runs_one_forward_pass(policy, make_samples):
     calls = []
-    policy.model.base_model.register_forward_hook(lambda *_: calls.append(1))
     samples = make_samples(policy, 6)
-    calls.clear()
-    trainer(policy, micro_batch_tokens=100_000).step(samples)
+    learner = trainer(policy, micro_batch_tokens=100_000)
+    policy.model.base_model.register_forward_hook(lambda *_: calls.append(1))
+    learner.step(samples)
     assert len(calls) == 1
 
 
