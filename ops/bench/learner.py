@@ -1,8 +1,9 @@
-"""What the learner costs over a bare torch loop: tokens/s of both on the same batches, in one process, by turns.
+"""What the learner costs over a bare torch loop, and what shared prefixes save: tokens/s, in one process, by turns.
 
-The bare loop is written out here: same model, same micro-batches already on the device, plain policy-gradient loss
-over the same tokens, clipping and the same AdamW; no checks, no importance weights, no metrics. Torch is imported
-when the bench runs, so that reading this file needs none.
+The learner runs twice: with a row per sample, as the bare loop does, and with shared prefixes, as in a run. The bare
+loop is written out here: same model, same micro-batches already on the device, plain policy-gradient loss over the
+same tokens, clipping and the same AdamW; no checks, no importance weights, no metrics. Torch is imported when the
+bench runs, so that reading this file needs none.
 """
 
 from __future__ import annotations
@@ -39,10 +40,12 @@ def run(
 ) -> dict[str, Any]:
     """Time ``rounds`` optimiser steps of the trainer and of the bare loop, alternating, after one warm-up of each.
 
-    A batch is ``tasks`` x ``samples`` rollouts of the tiny policy: prompts of 10 to 80 tokens, responses of
-    log-normal length (median 12). Returns tokens/s (without padding) of both as medians over rounds, and the median
-    of the rounds' ratios: 1 is free, ``aim`` is what is asked for. ``cpu_ratio`` counts processor time instead of
-    the clock's, which holds still when other work shares the cores; on a GPU only ``ratio`` means something.
+    A batch is ``tasks`` groups of ``samples`` rollouts of the tiny policy: prompts of 10 to 80 tokens, random
+    responses of log-normal length (median 12). Returns tokens/s (of samples, without padding) as medians over rounds,
+    and medians of the rounds' ratios: ``ratio`` is the trainer's speed over the bare loop's, both with a row per
+    sample (1 is free, ``aim`` is what is asked for); ``shared_prefix_gain`` is its speed with shared prefixes over
+    that without. Those with ``cpu`` count processor time instead of the clock's, which holds still when other work
+    shares the cores; on a GPU only the others mean something.
     """
     import torch
 
@@ -51,12 +54,16 @@ def run(
 
     config = LearnerConfig(micro_batch_tokens=micro_batch_tokens, warmup_steps=0)
     torch.set_num_threads(config.threads)
-    batch = _batch(tasks * samples, seed)
+    batch = _batch(tasks, samples, seed)
     tokens = sum(sample.prompt_ids.size + sample.token_ids.size for sample in batch)
     with tempfile.TemporaryDirectory(prefix="busrl-bench-") as folder:
-        trainer = Trainer(_tiny(Path(folder), device), config, seed)
-        bare = _bare_loop(_tiny(Path(folder), device), config, batch)
-        steps: dict[str, Callable[[], object]] = {"trainer": lambda: trainer.step(batch), "bare": bare}
+        trainer, shared = (Trainer(_tiny(Path(folder), device), config, seed) for _ in range(2))
+        trainer.shares_prefixes = False
+        steps: dict[str, Callable[[], object]] = {
+            "trainer": lambda: trainer.step(batch),
+            "shared": lambda: shared.step(batch),
+            "bare": _bare_loop(_tiny(Path(folder), device), config, batch),
+        }
         wall: dict[str, list[float]] = {name: [] for name in steps}
         cpu: dict[str, list[float]] = {name: [] for name in steps}
         for round_number in range(rounds + 1):
@@ -67,8 +74,11 @@ def run(
     return {
         "trainer_tokens_per_s": tokens / statistics.median(wall["trainer"][1:]),
         "bare_tokens_per_s": tokens / statistics.median(wall["bare"][1:]),
-        "ratio": _ratio(wall),
-        "cpu_ratio": _ratio(cpu),
+        "shared_prefix_tokens_per_s": tokens / statistics.median(wall["shared"][1:]),
+        "ratio": _ratio(wall, "trainer", "bare"),
+        "cpu_ratio": _ratio(cpu, "trainer", "bare"),
+        "shared_prefix_gain": _ratio(wall, "shared", "trainer"),
+        "cpu_shared_prefix_gain": _ratio(cpu, "shared", "trainer"),
         "aim": AIM,
         "batch_samples": len(batch),
         "batch_tokens": tokens,
@@ -77,10 +87,10 @@ def run(
     }
 
 
-def _ratio(seconds: dict[str, list[float]]) -> float:
-    """Median over rounds of the trainer's speed in units of the bare loop's; the first round warms up."""
-    rounds = zip(seconds["trainer"][1:], seconds["bare"][1:], strict=True)
-    return statistics.median(bare / ours for ours, bare in rounds)
+def _ratio(seconds: dict[str, list[float]], name: str, base: str) -> float:
+    """Median over rounds of the speed of ``name`` in units of that of ``base``; the first round warms up."""
+    rounds = zip(seconds[name][1:], seconds[base][1:], strict=True)
+    return statistics.median(theirs / ours for ours, theirs in rounds)
 
 
 def _bare_loop(policy: Policy, config: LearnerConfig, batch: list[TrainSample]) -> Callable[[], None]:
@@ -127,25 +137,27 @@ def _prepared(samples: list[TrainSample], policy: Policy) -> tuple[Tensor, Tenso
     return torch.from_numpy(ids).to(policy.device), a, b, c
 
 
-def _batch(n: int, seed: int) -> list[TrainSample]:
-    """Return rollouts of lengths as they come, with plausible log-probs and advantages of both signs."""
+def _batch(tasks: int, samples: int, seed: int) -> list[TrainSample]:
+    """Return groups of rollouts of lengths as they come, with plausible log-probs and advantages of both signs."""
     from actors.learner.sample import TrainSample
 
     rng = np.random.default_rng(seed)
     batch = []
-    for i in range(n):
-        length = int(np.clip(rng.lognormal(np.log(12), 0.6), 1, 128))
-        batch.append(
-            TrainSample(
-                id=str(i),
-                prompt_ids=rng.integers(3, 90, int(rng.integers(10, 81))).astype(np.int32),
-                token_ids=rng.integers(3, 90, length).astype(np.int32),
-                loss_mask=np.ones(length, dtype=np.uint8),
-                logprobs=np.full(length, -4.5, dtype=np.float32),
-                advantage=float(rng.normal()),
-                versions=np.zeros(length, dtype=np.int32),
+    for task in range(tasks):
+        prompt = rng.integers(3, 90, int(rng.integers(10, 81))).astype(np.int32)
+        for i in range(samples):
+            length = int(np.clip(rng.lognormal(np.log(12), 0.6), 1, 128))
+            batch.append(
+                TrainSample(
+                    id=f"{task}.{i}",
+                    prompt_ids=prompt,
+                    token_ids=rng.integers(3, 90, length).astype(np.int32),
+                    loss_mask=np.ones(length, dtype=np.uint8),
+                    logprobs=np.full(length, -4.5, dtype=np.float32),
+                    advantage=float(rng.normal()),
+                    versions=np.zeros(length, dtype=np.int32),
+                )
             )
-        )
     return batch
 
 
