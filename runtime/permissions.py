@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from messages import TOPICS, Retention, Topic
-from messages.topics import BLOBS, EVERY_ACTOR, USER
+from messages.topics import BLOBS, EVERY_ACTOR, SNAPSHOTS, USER
 
 ADMIN = "admin"
 """The launcher's own user: declares streams and may do everything in the run."""
@@ -67,6 +67,7 @@ def _user(run: str, kind: str) -> BusUser:
         publish += [f"busrl.{run}.{HEALTH}.>", "$JS.API.STREAM.LIST", "$JS.API.STREAM.NAMES", "$JS.API.INFO"]
     else:
         subscribe.append(health_subject(run, kind, "*"))
+        publish.append(f"$JS.API.DIRECT.GET.{SNAPSHOTS.stream(run)}")  # the run file, for who joins over the bus
     if kind in ("generator", "evaluator"):
         publish.append(weights_request_subject(run))
     if kind == "learner":

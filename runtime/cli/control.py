@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -32,6 +33,9 @@ def actor(
         int, typer.Option("--index", min=0, help="Number among its kind; one that no other process has.")
     ] = 1,
     threads: Annotated[int, typer.Option("--threads", min=1, help="CPU threads.")] = 1,
+    policy: Annotated[
+        str | None, typer.Option("--policy", metavar="FOLDER", help="Model folder here, where the run's path is not.")
+    ] = None,
 ) -> None:
     """Join a run as one more actor, from another shell or another machine. Ctrl-C drains it."""
     from runtime.config import ACTOR_KINDS
@@ -52,6 +56,10 @@ def actor(
             )
         command += ["--bus", where.url, "--run-name", where.run]
         command += ["--credentials", credentials] if credentials else []
+    if policy is not None:
+        if not (Path(policy) / "config.json").is_file():
+            raise UserError(f"--policy {policy}: is not a Hugging Face model folder (there is no config.json in it)")
+        command += ["--policy", str(Path(policy).resolve())]
     sys.stdout.flush()
     os.execve(command[0], command, actor_environment(threads))
 

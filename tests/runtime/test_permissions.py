@@ -6,8 +6,8 @@ import nats.errors
 import pytest
 import structlog.testing
 
-from messages import TOPICS, Retention
-from messages.topics import EVERY_ACTOR, ROLLOUTS, TURNS, USER, WEIGHTS
+from messages import TOPICS, Retention, Snapshot
+from messages.topics import EVERY_ACTOR, ROLLOUTS, SNAPSHOTS, TURNS, USER, WEIGHTS
 from runtime.bus import Bus
 from runtime.errors import BusUnreachable, Forbidden
 from runtime.permissions import ADMIN, health_subject, users, weights_request_subject
@@ -148,3 +148,11 @@ async def test_readers_of_a_work_topic_see_it_without_taking_from_it(live: LiveB
     assert (await person.get(TURNS, 1)).record.id == "t1"
     assert (await person.stream_state(ROLLOUTS)).messages == 0
     assert (await admin.stream_state(TURNS)).messages == 1
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_whoever_joins_over_the_bus_reads_the_run_file_there(live: LiveBus, admin: Bus, kind: str) -> None:
+    await admin.publish(SNAPSHOTS, [Snapshot(kind="run", saved_s=0.0, state="the run file")], "run")
+    found = await (await live.connect(kind)).last(SNAPSHOTS, "run")
+    assert found is not None
+    assert found.record.state == "the run file"
