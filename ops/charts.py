@@ -113,23 +113,29 @@ def _legend(figure: Any) -> None:
 def _mean_panel(panel: Axes, evaluations: Sequence[Evaluation], steps: Sequence[Step], summary: Summary) -> None:
     panel.set_facecolor("#f3f6fa")
     _title(panel, "mean over domains", summary.sampled.before, summary.sampled.after, bold=True)
-    by_version: dict[int, list[Evaluation]] = {}
-    for evaluation in evaluations:
-        by_version.setdefault(evaluation.version, []).append(evaluation)
-    whole = {version: found for version, found in by_version.items() if len(found) == len(summary.domains)}
     for which, style in (("sampled_accuracy", _sampled_style()), ("greedy_accuracy", _greedy_style())):
-        points = [
-            (version, sum(getattr(e, which) for e in found) / len(found))
-            for version, found in sorted(whole.items())
-            if all(getattr(e, which) is not None for e in found)
-        ]
-        _line(panel, points, **style)
+        _line(panel, mean_scores(evaluations, which), **style)
     rewards = [
         (step.version, sum(d.reward_mean * d.n_samples for d in step.domains.values()) / step.n_samples)
         for step in steps
         if step.n_samples
     ]
     _reward(panel, rewards)
+
+
+def mean_scores(evaluations: Sequence[Evaluation], which: str) -> list[tuple[int, float]]:
+    """Mean of a score over the domains that are measured at all, at each version where every one of them was."""
+    by_version: dict[int, dict[str, float]] = {}
+    for evaluation in evaluations:
+        score: float | None = getattr(evaluation, which)
+        if evaluation.n_tasks and score is not None:
+            by_version.setdefault(evaluation.version, {})[evaluation.domain] = score
+    measured = {domain for scores in by_version.values() for domain in scores}
+    return [
+        (version, sum(scores.values()) / len(scores))
+        for version, scores in sorted(by_version.items())
+        if scores.keys() == measured
+    ]
 
 
 def _domain_panel(

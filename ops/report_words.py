@@ -56,15 +56,24 @@ def headline(summary: Summary, launcher: Mapping[str, Any] | None = None) -> str
     who = f"Seed {seed}: " if seed is not None else ""
     if summary.sampled.gain is None:
         return f"{who}{versions}{took}. Held-out accuracy was not measured at both ends, so no gain is claimed."
-    rose = [name for name, domain in summary.domains.items() if domain.movement == "rose"]
-    room = [name for name, domain in summary.domains.items() if domain.movement not in ("no_room", "unknown")]
+    compared = {name: domain for name, domain in summary.domains.items() if domain.sampled.gain is not None}
+    rose = [name for name, domain in compared.items() if domain.movement == "rose"]
+    room = [name for name, domain in compared.items() if domain.movement != "no_room"]
+    tasks = f"held-out tasks of {next(iter(compared))}" if len(compared) == 1 else "held-out tasks"
+    over = "" if len(compared) == 1 else f" in the mean over {len(compared)} domains"
     return (
-        f"{who}{versions}{took}. Sampled accuracy on held-out tasks went from {_share(summary.sampled.before)} to "
-        f"{_share(summary.sampled.after)} in the mean over {len(summary.domains)} domains "
-        f"({_points(summary.sampled)}); it rose in {len(rose)} of the {len(room)} domains that had room. "
+        f"{who}{versions}{took}. Sampled accuracy on {tasks} went from {_share(summary.sampled.before)} to "
+        f"{_share(summary.sampled.after)}{_earlier(compared, summary.version)}{over} ({_points(summary.sampled)}); "
+        f"it rose in {len(rose)} of the {len(room)} domains that had room. "
         f"Greedy accuracy went from {_share(summary.greedy.before)} to {_share(summary.greedy.after)} "
         f"({_points(summary.greedy)})."
     )
+
+
+def _earlier(compared: Mapping[str, DomainSummary], version: int) -> str:
+    """At which version the last figures are from, where that is not the run's last."""
+    measured = {domain.versions[1] for domain in compared.values() if domain.versions} - {version}
+    return f" at version {max(measured)}, the last that was fully evaluated," if measured else ""
 
 
 def meaning(summary: Summary) -> str:

@@ -245,6 +245,16 @@ def test_only_full_evaluations_are_compared_when_there_are_two(tmp_path):
     assert (sums.sampled.after, sums.versions, sums.full) == (0.6, (0, 6), True)
 
 
+def test_the_headline_says_which_domains_and_which_version_were_measured(tmp_path):
+    untested = {"sums": step(1).domains["sums"], "untested": step(1).domains["sums"]}
+    steps = [step(version, domains=untested) for version in range(1, 10)]
+    folder = run_folder(tmp_path / "r", *steps, evaluation(0, 0.4, 0.8), evaluation(6, 0.6, 0.8))
+    said = report.write(folder).headline
+    assert "9 weight versions" in said
+    assert "held-out tasks of sums went from 40.0 % to 60.0 % at version 6, the last that was fully evaluated" in said
+    assert "2 domains" not in said
+
+
 def test_what_the_launcher_said_of_the_end_stays_as_it_is(whole):
     said = {"ended_because": "stopped by hand", "seed": 7, "weight_versions": 20, "bus_s_per_rollout": None}
     (whole / "summary.json").write_text(json.dumps(said))
@@ -309,6 +319,12 @@ def test_the_picture_is_drawn_and_wide_enough_for_many_domains(whole):
     header = picture.read_bytes()[:24]
     assert header[:8] == b"\x89PNG\r\n\x1a\n"
     assert int.from_bytes(header[16:20], "big") > 1500
+
+
+def test_the_mean_panel_leaves_out_domains_that_are_never_measured():
+    evaluations = [evaluation(0, 0.2, 0.4), evaluation(0, 0.4, 0.8, "words"), evaluation(5, 0.9, 0.9, "words")]
+    evaluations += [evaluation(0, 0.0, 0.0, "untested", n_tasks=0)]
+    assert charts.mean_scores(evaluations, "sampled_accuracy") == [(0, pytest.approx(0.3))]
 
 
 def test_without_matplotlib_the_report_says_how_to_get_the_picture(whole):
