@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Iterator
+from importlib.machinery import PathFinder
 from importlib.metadata import entry_points
+from importlib.util import find_spec
 from pathlib import Path
 
 from messages.topics import TOPICS
-from runtime.config import EMBEDDED, DomainSection, RunConfig, VerifierSection
-from runtime.errors import ConfigError
+from runtime.config import EMBEDDED, DomainSection, RunConfig, SourceSection, VerifierSection
+from runtime.errors import ConfigError, UserError
+from runtime.task_sources import TaskSource
 
 VERIFIER_ENTRY_POINTS = "busrl.verifiers"
 PYTHON_VERIFIER = "python"
@@ -95,6 +98,7 @@ def _domain(name: str, domain: DomainSection, config: RunConfig) -> Iterator[str
                 yield f"{where}.{knob}: excludes {where}.source: a source makes training and held-out tasks itself"
         if domain.verifier is not None:
             yield f"{where}.verifier: excludes {where}.source: tasks of a source bring their own verifier"
+        yield from _source(f"{where}.source", domain.source)
     for file in (*domain.files, *domain.eval_files):
         if not Path(file).is_file():
             yield f"{where}: there is no file {file}"
@@ -105,6 +109,14 @@ def _domain(name: str, domain: DomainSection, config: RunConfig) -> Iterator[str
         )
     if domain.verifier is not None:
         yield from _verifier(f"{where}.verifier", domain.verifier, config.run.trust_code)
+
+
+def _source(where: str, section: SourceSection) -> Iterator[str]:
+    options = {name: value for name, value in section.options.items() if name != "level"}
+    try:
+        TaskSource(section.name, options)
+    except UserError as error:
+        yield f"{where}: {error}"
 
 
 def _verifier(where: str, verifier: VerifierSection, trust_code: bool) -> Iterator[str]:
@@ -120,8 +132,19 @@ def _verifier(where: str, verifier: VerifierSection, trust_code: bool) -> Iterat
         problem: str | None = importlib.import_module("actors.verifiers.registry").options_problem(
             kind, verifier.options
         )
+        if problem is None and kind == PYTHON_VERIFIER:
+            problem = _module_problem(str(verifier.options["function"]))
         if problem is not None:
             yield f"{where}.options: {problem}"
+
+
+def _module_problem(function: str) -> str | None:
+    """Whether the module of ``MODULE:FUNCTION`` is where verifiers will look for it. None of its code is run."""
+    module, _, name = function.partition(":")
+    top = module.partition(".")[0]
+    if not name or find_spec(top) is not None or PathFinder.find_spec(top, [str(Path.cwd())]) is not None:
+        return None
+    return f"function: found {function!r}, but there is no module {top!r} in {Path.cwd()} or among the installed ones"
 
 
 def _listed(names: tuple[str, ...]) -> str:

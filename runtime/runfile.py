@@ -10,12 +10,14 @@ import difflib
 import functools
 import importlib
 import json
+import re
 import tomllib
 from pathlib import Path
 from types import UnionType
 from typing import Any, Union, get_args, get_origin
 
 from pydantic import BaseModel, Field, ValidationError, create_model
+from pydantic_core import ErrorDetails
 
 from runtime.config import ACTOR_KINDS, ActorSection, RunConfig
 from runtime.errors import ConfigError
@@ -125,8 +127,16 @@ def explain(error: ValidationError, cls: type[BaseModel]) -> str:
         case "missing":
             what = "section" if len(first["loc"]) == 1 else "key"
             return f"missing {what} {where}: {_description(first['loc'], cls)}{more}"
-    message = first["msg"].removeprefix("Value error, ").removeprefix("Input ")
-    return f"{where}: found {json.dumps(first['input'], default=str)[:80]}, but it {message}{more}"
+    found = json.dumps(first["input"], default=str)[:80]
+    return f"{where}: found {found}, but it {_expected(first)}{more}"
+
+
+def _expected(problem: ErrorDetails) -> str:
+    """What would be right, as the rest of a sentence that begins with "it"."""
+    if problem["type"] == "string_pattern_mismatch":
+        return f"should match {problem['ctx']['pattern']}"
+    message = problem["msg"].removeprefix("Value error, ").removeprefix("Input ")
+    return re.sub(r"^(String|List|Tuple|Dictionary|Value) should", "should", message)
 
 
 def _dotted(location: tuple[str | int, ...]) -> str:

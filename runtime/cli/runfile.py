@@ -101,7 +101,8 @@ def check(
     for line in _resolved_lines(config.model_dump(mode="json")):
         print(line)
     counts = ", ".join(f"{n} {kind}" for kind, n in config.counts().items() if n)
-    print(f"\n{path} is right: {sum(config.counts().values())} processes ({counts}), {len(config.domains)} domains")
+    domains = f"{len(config.domains)} domain{'s' if len(config.domains) != 1 else ''}"
+    print(f"\n{path} is right: {sum(config.counts().values())} processes ({counts}), {domains}")
 
 
 @examples("busrl config", "busrl config learner", "busrl config domains", "busrl config --markdown > run-file.md")

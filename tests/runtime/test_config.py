@@ -122,7 +122,7 @@ def test_an_unknown_key_is_refused_with_what_is_close(folder: Path, line: str, e
         ("[sampling]\ntemperature = inf", "sampling.temperature: found"),
         ("[generator]\ncount = 1.5", "generator.count: found 1.5, but it should be a valid integer"),
         ("[domains.Bad]\nweight = 1.0", 'domains.Bad: found "Bad", but it'),
-        ('[bus]\nurl = "http://x"', 'bus.url: found "http://x", but it'),
+        ('[bus]\nurl = "http://x"', 'bus.url: found "http://x", but it should match ^'),
         ("training = 3", "domains.sums.training"),
     ],
 )
@@ -196,8 +196,32 @@ def test_an_unknown_verifier_is_refused_with_the_known_ones(folder: Path):
 def test_a_python_verifier_needs_trust(folder: Path):
     text = f'{MINIMAL}verifier = {{ kind = "python", options = {{ function = "m:f" }} }}\n'
     assert "run.trust_code = true" in refused(folder, text)
-    config = parse(text.replace('name = "one"', 'name = "one"\ntrust_code = true'), "run.toml", folder)
+    trusted = text.replace('name = "one"', 'name = "one"\ntrust_code = true').replace("m:f", "json:loads")
+    config = parse(trusted, "run.toml", folder)
     assert config.domains["sums"].verifier is not None
+
+
+def test_a_python_verifier_is_looked_for_where_the_run_is_started(folder: Path, monkeypatch: pytest.MonkeyPatch):
+    text = MINIMAL.replace('name = "one"', 'name = "one"\ntrust_code = true')
+    text += 'verifier = { kind = "python", options = { function = "my_scores:score" } }\n'
+    monkeypatch.chdir(folder)
+    assert f"there is no module 'my_scores' in {folder}" in refused(folder, text)
+    (folder / "my_scores.py").write_text("raise SystemExit('checking a run file runs no code of the user')\n")
+    assert parse(text, "run.toml", folder).domains["sums"].verifier is not None
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ('{ name = "arithmetik" }', "there is no task source 'arithmetik', use one of"),
+        ('{ name = "reasoning-gym", options = { name = "nothing" } }', "reasoning-gym dataset 'nothing'"),
+        ('{ name = "arithmetic", options = { digits = 3 } }', "digits"),
+    ],
+)
+def test_a_source_that_can_not_be_opened_is_refused(folder: Path, source: str, expected: str):
+    message = refused(folder, f"{MINIMAL}\n[domains.other]\nsource = {source}\n")
+    assert message.startswith("domains.other.source: ")
+    assert expected in message
 
 
 def test_a_store_smaller_than_its_streams_is_refused(folder: Path):
