@@ -105,7 +105,7 @@ STEPS = Topic(
     Retention.KEEP,
     256 * MIB,
     ("learner",),
-    ("curriculum", "replay", "evaluator"),
+    ("curriculum", "replay", "evaluator", "learner"),
     discard_old=True,
 )
 WEIGHTS = Topic(

@@ -104,7 +104,8 @@ class Learner(Actor):
         await self._broadcast(None)
         self.writer.clear_strangers()
         self.spawn(self.writer.serve_requests(self.bus, self._write_again), "serve-weights")
-        self.spawn(self._until_fenced(), "fence")
+        for topic in (WEIGHTS, STEPS):
+            self.spawn(self._until_fenced(topic), f"fence-{topic.name}")
         self.spawn(self._save_again(), "save-again")
         self._waiting_since = self.clock.monotonic()
 
@@ -118,9 +119,9 @@ class Learner(Actor):
             self.trainer.restore(found.state)
             self.consumed = Consumed.from_json(found.extra["consumed"])
             self.epoch = int(found.extra["epoch"])
-        newest = await self.bus.last(WEIGHTS)
-        if newest is not None:
-            self.epoch = max(self.epoch, newest.record.epoch)
+        for newest in (await self.bus.last(WEIGHTS), await self.bus.last(STEPS)):
+            if newest is not None:
+                self.epoch = max(self.epoch, newest.record.epoch)
         self.epoch += 1
         self.consumed.enter_epoch(self.epoch, self.version)
         self.log.info("epoch", epoch=self.epoch, version=self.version, from_checkpoint=found is not None)
@@ -305,12 +306,12 @@ class Learner(Actor):
         async with self._turn:
             await asyncio.to_thread(self._write_weights)
 
-    async def _until_fenced(self) -> None:
-        """End this life when another learner has begun a later epoch: nobody listens to this one any more."""
-        async for received in self.bus.follow(WEIGHTS, "last"):
-            manifest: WeightManifest = received.record
-            if manifest.epoch > self.epoch:
-                raise RuntimeError(f"epoch {manifest.epoch} has been announced: epoch {self.epoch} is over")
+    async def _until_fenced(self, topic: Topic) -> None:
+        """End this life when another learner speaks for a later epoch: nobody listens to this one any more."""
+        async for received in self.bus.follow(topic, "last"):
+            record: WeightManifest | Step = received.record
+            if record.epoch > self.epoch:
+                raise RuntimeError(f"epoch {record.epoch} has begun: epoch {self.epoch} is over")
 
     async def _broadcast(self, batch_id: str | None) -> None:
         began = self.clock.monotonic()

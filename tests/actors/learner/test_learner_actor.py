@@ -21,6 +21,7 @@ from messages import (
     Outcome,
     OutcomeStatus,
     Step,
+    Topic,
     WeightManifest,
 )
 from messages.topics import ALERTS, BATCHES, DEAD, OUTCOMES, STEPS, WEIGHTS
@@ -328,10 +329,17 @@ async def test_weights_whose_file_has_disappeared_are_made_again_for_who_asks(st
     assert (len(payload), source) == (manifest.size_bytes, "jetstream")
 
 
-async def test_a_learner_ends_when_a_later_epoch_is_announced_and_the_next_life_outbids_it(stage: Stage) -> None:
+@pytest.mark.parametrize("topic", [WEIGHTS, STEPS])
+async def test_a_learner_ends_when_a_later_epoch_has_begun_and_its_next_life_outbids_it(
+    stage: Stage, topic: Topic
+) -> None:
     first = await stage.start(Learner)
-    await stage.announce(100, 0)
-    with pytest.raises(RuntimeError, match="epoch 100 has been announced"):
+    if topic is WEIGHTS:
+        await stage.announce(100, 0)
+    else:
+        step = Step(epoch=100, version=0, batch_id="b", batch_number=1, stepped=False, finished_s=1.0)
+        await stage.put(STEPS, [step], "100")
+    with pytest.raises(RuntimeError, match="epoch 100 has begun: epoch 1 is over"):
         await first.task
     again = await stage.start(Learner)
     assert again.actor.epoch == 101
