@@ -24,7 +24,7 @@ from actors.policy.engine_errors import EngineError
 
 @dataclass(frozen=True, slots=True)
 class EngineLoad:
-    """A snapshot: sequences running and waiting, seconds idle and busy since the start, tokens, tokens per busy second."""
+    """A snapshot: sequences running and waiting, seconds idle and busy since the start, tokens, tokens per busy s."""
 
     n_running: int
     n_waiting: int

@@ -141,7 +141,7 @@ class LlamaDecoder:
     def _attend_over(
         self, q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, bias: torch.Tensor
     ) -> torch.Tensor:
-        """One query per row, [r, heads, size], over [r, kv heads, w, size] with bias [r, 1, 1, w]: [r, heads * size]."""
+        """One query per row, [r, heads, size], over [r, kv heads, w, size], bias [r, 1, 1, w]: [r, heads * size]."""
         r, kv_heads, width, size = keys.shape
         q = q.reshape(r * kv_heads, -1, size)
         scores = torch.baddbmm(self._nothing, q, keys.flatten(0, 1).transpose(1, 2), beta=0, alpha=self._scale)
