@@ -1,1 +1,1 @@
-"""The policy itself: loading it, generating with it, scoring with it. Everything that touches torch for several actors."""
+"""The policy itself: loading it, generating with it, scoring with it; what several actors need of torch."""

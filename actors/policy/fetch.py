@@ -76,4 +76,4 @@ def _plain_model(model: PreTrainedModel) -> LlamaForCausalLM:
         del config.quantization_config
     plain: LlamaForCausalLM = LlamaForCausalLM(config)  # type: ignore[no-untyped-call]
     plain.load_state_dict(model.state_dict())
-    return plain.bfloat16()  # type: ignore[no-any-return]
+    return plain.bfloat16()
