@@ -105,7 +105,7 @@ async def test_a_batch_stays_on_the_bus_until_a_checkpoint_holds_what_it_taught(
 async def test_what_no_checkpoint_holds_is_trained_again_after_a_crash_under_a_new_epoch(stage: Stage) -> None:
     first = await stage.start(Learner)
     await put(stage, 1, experiences("a"))
-    await steps(stage, 1)
+    await manifests(stage, 2)  # its version is told after its step
     await first.crash()
     again = await stage.start(Learner)
     assert [(m.epoch, m.version) for m in await manifests(stage, 4)] == [(1, 0), (1, 1), (2, 0), (2, 1)]
