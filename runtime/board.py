@@ -40,7 +40,7 @@ class View:
         now_s: Unix time.
         elapsed_s: since the launcher's start.
         max_steps: goal in weight versions; 0 is none.
-        max_lag: bound of the lag.
+        max_lag: bound of the lag; None where it is not known.
         phase: such as "training" or "draining".
         url: where the bus is.
         restarts: by process name.
@@ -51,7 +51,7 @@ class View:
     now_s: float
     elapsed_s: float = 0.0
     max_steps: int = 0
-    max_lag: int = 0
+    max_lag: int | None = None
     phase: str = "running"
     url: str = ""
     restarts: Mapping[str, int] = field(default_factory=dict)
@@ -200,7 +200,8 @@ def _flow(facts: Facts, view: View) -> Group:
         lines.append(_line("queues", depths))
     if facts.last_step is not None:
         step = facts.last_step
-        lag = f"{step.lag_mean:.2f} now, {facts.lag.mean:.2f} mean, {facts.lag.most} max, bound {view.max_lag}"
+        lag = f"{step.lag_mean:.2f} now, {facts.lag.mean:.2f} mean, {facts.lag.most} max"
+        lag += f", bound {view.max_lag}" if view.max_lag is not None else ""
         lines.append(_line("lag", lag))
     ledger = current(facts)
     if ledger is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -77,3 +78,12 @@ async def open_bus(where: Connection, kind: str = "user") -> AsyncIterator[Bus]:
         yield bus
     finally:
         await bus.close()
+
+
+async def run_settings(bus: Bus) -> dict[str, Any]:
+    """The resolved run file as the launcher put it on the bus; empty when it has not."""
+    from messages.topics import SNAPSHOTS
+
+    received = await bus.last(SNAPSHOTS, "run")
+    found: dict[str, Any] = json.loads(received.record.state) if received is not None else {}
+    return found

@@ -15,6 +15,11 @@ if TYPE_CHECKING:
     from runtime.replay import Letter
     from runtime.runfolder import Connection
 
+NARROW = 100
+"""Columns below which only what finds a letter and what killed it are listed."""
+WIDE_AS_A_FILE = 400
+"""Columns where there is no terminal."""
+
 app = typer.Typer(no_args_is_help=True, help="Messages that were given up: list, show and replay them.")
 
 AsJson = Annotated[bool, typer.Option("--json", help="JSON instead of a table.")]
@@ -42,20 +47,35 @@ def list_letters(
 
 
 def _table(letters: list[Letter]) -> None:
+    """One line per letter: its number and id whole, whatever the width; the error gets what is left."""
     from rich.console import Console
     from rich.table import Table
 
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=WIDE_AS_A_FILE)
+    rows = [_row(item) for item in letters]
+    shown = [name for name in rows[0] if console.width >= NARROW or name not in ("died", "actor")]
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for heading in ("no.", "id", "died", "topic", "reason", "actor"):
-        table.add_column(heading, no_wrap=True)
-    table.add_column("error", overflow="ellipsis", no_wrap=True, ratio=1)
-    for item in letters:
-        letter = item.letter
-        died = datetime.fromtimestamp(letter.died_s, UTC).strftime("%H:%M:%S")
-        table.add_row(
-            str(item.seq), letter.id[:10], died, letter.topic, letter.reason.value, letter.actor, letter.error
-        )
-    Console().print(table)
+    for name in shown:
+        whole = max(len(name), *(len(row[name]) for row in rows)) if name != "error" else None
+        table.add_column(name, no_wrap=True, overflow="ellipsis", min_width=whole)
+    for row in rows:
+        table.add_row(*(row[name] for name in shown))
+    console.print(table, markup=False, highlight=False)
+
+
+def _row(item: Letter) -> dict[str, str]:
+    letter = item.letter
+    return {
+        "no.": str(item.seq),
+        "id": letter.id[:10],
+        "died": datetime.fromtimestamp(letter.died_s, UTC).strftime("%H:%M:%S"),
+        "topic": letter.topic,
+        "reason": letter.reason.value,
+        "actor": letter.actor,
+        "error": letter.error,
+    }
 
 
 @examples("busrl dead show 3f2a", "busrl dead show 1 --json")

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from messages import VerifierSpec
     from messages.task import Split
     from ops.telemetry import Telemetry
-    from runtime.bus import Bus
     from runtime.publisher import PublishReport
     from runtime.runfolder import Connection
     from runtime.task_files import BadLine, TaskDefaults, TaskLine
@@ -175,11 +174,11 @@ def _from_source(
 async def _publish(where: Connection, folder: Path | None, work: _Work) -> int:
     import asyncio
 
-    from runtime.cli.connect import open_bus
+    from runtime.cli.connect import open_bus, run_settings
     from runtime.publisher import publish_tasks
 
     async with open_bus(where) as bus:
-        resolved = await _run_config(bus)
+        resolved = await run_settings(bus)
         bus.telemetry = _telemetry(where.run, folder, resolved)
         started = time.monotonic()
         try:
@@ -188,15 +187,6 @@ async def _publish(where: Connection, folder: Path | None, work: _Work) -> int:
         finally:
             await asyncio.to_thread(bus.telemetry.shutdown, _FLUSH_S)
     return _tell(report, where.run, time.monotonic() - started)
-
-
-async def _run_config(bus: Bus) -> dict[str, Any]:
-    """The run's resolved configuration as its launcher put it on the bus; empty when it has not."""
-    from messages.topics import SNAPSHOTS
-
-    received = await bus.last(SNAPSHOTS, "run")
-    found: dict[str, Any] = json.loads(received.record.state) if received is not None else {}
-    return found
 
 
 def _rules(resolved: Mapping[str, Any]) -> TaskDefaults:

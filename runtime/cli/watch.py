@@ -6,11 +6,11 @@ import asyncio
 import json
 import sys
 import time
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from runtime.cli.connect import connection, find, finish, open_bus
+from runtime.cli.connect import connection, find, finish, open_bus, run_settings
 from runtime.cli.text import BusUrl, CredentialsFile, RunName, RunsFolder, examples
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ async def _status(where: Connection, as_json: bool) -> None:
         await recorder.catch_up()
         await recorder.settle()
         await recorder.stop()
-    view = _view(where, recorder.facts)
+        view = _view(where, recorder.facts, await run_settings(bus))
     if as_json:
         print(json.dumps({"run": where.run, "up": True, **log_fields(recorder.facts, view)}))
     else:
@@ -95,12 +95,13 @@ async def _top(where: Connection) -> None:
 
     console = Console()
     async with open_bus(where) as bus:
+        settings = await run_settings(bus)
         recorder = Recorder(bus, None)
         await recorder.start()
         try:
             with Live(console=console, auto_refresh=False, screen=console.is_terminal) as live:
                 while True:
-                    drawn = board(recorder.facts, _view(where, recorder.facts), console.width, console.height)
+                    drawn = board(recorder.facts, _view(where, recorder.facts, settings), console.width, console.height)
                     live.update(drawn, refresh=True)
                     await asyncio.sleep(REFRESH_S)
         except asyncio.CancelledError:
@@ -109,12 +110,20 @@ async def _top(where: Connection) -> None:
             await recorder.stop()
 
 
-def _view(where: Connection, facts: Facts) -> View:
+def _view(where: Connection, facts: Facts, settings: dict[str, Any]) -> View:
     from runtime.board import View
 
     started = [actor.beat.started_s for actor in facts.actors.values()]
     now = time.time()
-    return View(run=where.run, now_s=now, elapsed_s=now - min(started) if started else 0.0, phase="up", url=where.url)
+    return View(
+        run=where.run,
+        now_s=now,
+        elapsed_s=now - min(started) if started else 0.0,
+        max_steps=settings["run"]["max_steps"] if settings else 0,
+        max_lag=settings["training"]["max_lag"] if settings else None,
+        phase="up",
+        url=where.url,
+    )
 
 
 @examples(

@@ -127,6 +127,7 @@ def watch_it_and_stop_it(shell: Shell) -> int:
     assert status["up"] is True
     assert status["version"] >= 2
     assert status["law_closes"] is True
+    assert "bound 2" in shell.busrl("status").stdout
 
     assert shell.up_process is not None
     shell.up_process.send_signal(signal.SIGINT)
