@@ -16,7 +16,20 @@ from actors.curriculum.admission import admissible
 from actors.curriculum.config import CurriculumConfig
 from actors.curriculum.ledger import Dispatch, Ledger
 from actors.curriculum.sampler import UniformSampler
-from messages import Outcome, Sampling, Snapshot, Step, Task, Topic, Turn, WeightManifest, derive
+from messages import (
+    DeadLetter,
+    DeadReason,
+    Outcome,
+    OutcomeStatus,
+    Sampling,
+    Snapshot,
+    Step,
+    Task,
+    Topic,
+    Turn,
+    WeightManifest,
+    derive,
+)
 from messages.topics import DEAD, OUTCOMES, SNAPSHOTS, STEPS, TASKS, TURNS, WEIGHTS
 from ops import semconv
 from ops.telemetry import Attributes
@@ -107,10 +120,20 @@ class Curriculum(Actor):
             if outcome.reason is not None:
                 labels[semconv.RL_REASON] = outcome.reason.value
             self.context.telemetry.meters.groups_closed.add(1, labels)
+            if outcome.status is OutcomeStatus.REPLAYED:
+                entry = self.ledger.open[outcome.group_id]
+                self.sampler.readmit(entry.domain, entry.task_seq)
 
     def _take_dead(self, received: Received) -> None:
+        """A message was given up. A task whose turn can not be handled is drawn again only once it is replayed."""
+        letter: DeadLetter = received.record
         self._seen[DEAD.name] = received.seq
-        self.ledger.died((received.record.group_id or "").split(","))
+        groups = (letter.group_id or "").split(",")
+        self.ledger.died(groups)
+        if letter.topic == TURNS.name and letter.reason is DeadReason.REJECTED:
+            for entry in (self.ledger.dead[group] for group in groups if group in self.ledger.dead):
+                self.sampler.refuse(entry.domain, entry.task_seq)
+                self.log.warning("task set aside", task_seq=entry.task_seq, domain=entry.domain, error=letter.error)
 
     def _take_step(self, received: Received) -> None:
         """A batch has been trained or refused: its groups leave the pipeline, also while their outcomes wait."""

@@ -17,6 +17,7 @@ class _Pool:
     order: list[int] = field(default_factory=list)
     passes: int = 0
     position: int = 0
+    refused: set[int] = field(default_factory=set)
 
 
 class UniformSampler:
@@ -45,9 +46,21 @@ class UniformSampler:
         """Tasks known."""
         return sum(len(pool.seqs) for pool in self._pools.values())
 
+    def refuse(self, domain: str, seq: int) -> None:
+        """Never draw this task again."""
+        pool = self._pools.get(domain)
+        if pool is not None:
+            pool.refused.add(seq)
+
+    def readmit(self, domain: str, seq: int) -> None:
+        """Draw a refused task again."""
+        pool = self._pools.get(domain)
+        if pool is not None:
+            pool.refused.discard(seq)
+
     def draw(self) -> tuple[str, int] | None:
-        """The next (domain, stream sequence of the task), or None while no domain has tasks."""
-        ready = [domain for domain, pool in self._pools.items() if pool.seqs]
+        """The next (domain, stream sequence of the task), or None while no domain has tasks that may be drawn."""
+        ready = [domain for domain, pool in self._pools.items() if len(pool.seqs) > len(pool.refused)]
         if not ready:
             return None
         for domain in ready:
@@ -58,12 +71,14 @@ class UniformSampler:
 
     def _next_task(self, domain: str) -> int:
         pool = self._pools[domain]
-        if pool.position >= len(pool.order):
-            pool.passes += 1
-            self._start_pass(domain, pool)
-        seq = pool.seqs[pool.order[pool.position]]
-        pool.position += 1
-        return seq
+        while True:
+            if pool.position >= len(pool.order):
+                pool.passes += 1
+                self._start_pass(domain, pool)
+            seq = pool.seqs[pool.order[pool.position]]
+            pool.position += 1
+            if seq not in pool.refused:
+                return seq
 
     def _start_pass(self, domain: str, pool: _Pool) -> None:
         pool.order = list(range(len(pool.seqs)))

@@ -57,9 +57,9 @@ async def tell(stage: Stage, group: str, status: OutcomeStatus, reason: DropReas
     await stage.put(OUTCOMES, [outcome], status.value, "d")
 
 
-async def bury(stage: Stage, groups: str) -> None:
+async def bury(stage: Stage, groups: str, reason: DeadReason = DeadReason.BUG) -> None:
     letter = DeadLetter(
-        id=f"dead-{groups}", topic="turns", subject="s", stream_seq=1, actor="generator-0", reason=DeadReason.BUG,
+        id=f"dead-{groups}", topic="turns", subject="s", stream_seq=1, actor="generator-0", reason=reason,
         error="e", deliveries=1, group_id=groups, died_s=1.0,
     )  # fmt: skip
     await stage.bus.publish(DEAD, [letter], "turns")
@@ -131,6 +131,20 @@ async def test_the_ledger_follows_outcomes_dead_letters_and_replays(stage: Stage
     assert (figures["trained"], figures["dropped_stale"], figures["dead"]) == (2, 2, 2)
     assert replayed in ledger.open
     assert ledger.law_closes()
+
+
+async def test_a_task_that_no_generator_can_sample_is_not_drawn_again_until_it_is_replayed(stage: Stage) -> None:
+    living, turns = await dispatching(stage)
+    refused = turns[0]
+    sampler = living.actor.sampler
+    await bury(stage, refused.group_id, DeadReason.REJECTED)
+    await until(lambda: refused.group_id in living.actor.ledger.dead)
+    later = {sampler.draw() for _ in range(12)}
+    assert len(later) == 3
+    assert ("d", refused.task_seq) not in later
+    await tell(stage, refused.group_id, OutcomeStatus.REPLAYED)
+    await until(lambda: refused.group_id in living.actor.ledger.open)
+    assert ("d", refused.task_seq) in {sampler.draw() for _ in range(12)}
 
 
 async def test_what_happened_while_it_was_down_is_taken_up_in_the_order_in_which_it_happened(stage: Stage) -> None:

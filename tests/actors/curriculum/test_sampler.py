@@ -116,3 +116,17 @@ def test_a_state_that_knows_more_tasks_than_there_are_starts_the_domain_afresh(n
     made = sampler({"a": 1.0}, 3)
     made.restore({"a": [0.0, 7, 2, n_order], "gone": [0.0, 1, 1, 1]})
     assert sorted(seq for _, seq in drawn(made, 3)) == [1, 2, 3]
+
+
+def test_a_domain_whose_tasks_are_all_refused_is_passed_over_until_it_gets_another():
+    sampler = UniformSampler({"a": 1.0, "b": 1.0}, seed=0)
+    for seq in (1, 2):
+        sampler.add("a", seq)
+        sampler.refuse("a", seq)
+    assert sampler.draw() is None
+    sampler.add("b", 3)
+    assert {sampler.draw() for _ in range(4)} == {("b", 3)}
+    sampler.add("a", 4)
+    assert {sampler.draw() for _ in range(6)} == {("b", 3), ("a", 4)}
+    sampler.readmit("a", 1)
+    assert {sampler.draw() for _ in range(12)} == {("b", 3), ("a", 4), ("a", 1)}
