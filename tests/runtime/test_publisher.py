@@ -200,7 +200,8 @@ async def test_the_command_writes_the_traces_of_its_tasks_beside_the_runs_own(li
     folder = tmp_path / "runs" / RUN
     folder.mkdir(parents=True)
     connection_file(live, folder).rename(folder / "connection.json")
-    (folder / "resolved.json").write_text("{}")
+    resolved = {"run": {"name": RUN}, "policy": {"path": "p"}, "domains": {"arithmetic": {}}}
+    (folder / "resolved.json").write_text(json.dumps({**resolved, "bus": {"url": live.server.url}}))
     code, _, err = await command("--source", "arithmetic", "--n", 3, "--n-eval", 0, "--run", folder)
     assert code == 0, err
     (spans,) = folder.glob("telemetry/publish-*.spans.jsonl")
