@@ -15,6 +15,7 @@ import re
 import shutil
 import subprocess
 import sysconfig
+import urllib.error
 import urllib.request
 from collections.abc import Mapping
 from pathlib import Path
@@ -30,6 +31,7 @@ READY_TIMEOUT_S = 20.0
 STOP_TIMEOUT_S = 10.0
 MAX_PAYLOAD_BYTES = 8 << 20
 MAX_PENDING_BYTES = 256 << 20
+MIN_FREE_BYTES = 32 << 20
 
 _NO_PROXY = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
@@ -192,6 +194,31 @@ class NatsServer:
         except OSError:
             return False
         return bool(answer.get("status") == "ok")
+
+    async def write_error(self) -> str:
+        """Why the server stores nothing more on a stream, in its own words; "" while it does.
+
+        A write that failed (a full disk) is final for the stream: only a new start of the server takes it up again.
+        """
+        try:
+            await asyncio.to_thread(self._get, "/healthz")
+        except urllib.error.HTTPError as error:
+            with contextlib.suppress(OSError, ValueError):
+                said = str(json.load(error).get("error", ""))
+                return said if "write error" in said else ""
+        except OSError:
+            return ""
+        return ""
+
+    def has_room(self) -> bool:
+        """Whether the disk of the store has room to start on."""
+        return shutil.disk_usage(self.folder).free > MIN_FREE_BYTES
+
+    def end(self) -> None:
+        """Tell the process to end; whoever waits for it sees it go."""
+        if self._process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.terminate()
 
     async def statistics(self, page: str = "/varz") -> dict[str, Any]:
         """A monitoring page such as ``/varz`` or ``/jsz``.

@@ -27,6 +27,7 @@ from runtime.server import NatsServer
 
 DRAIN_LIMIT_S = 45.0
 TAIL_BYTES = 16_384
+HEALTH_EVERY_S = 5.0
 
 log = structlog.get_logger()
 
@@ -126,7 +127,7 @@ class Supervisor:
         self.given_up: asyncio.Future[GiveUp] = asyncio.get_running_loop().create_future()
         self.server_restarts = 0
         self._restarts = restarts
-        self._server_watch: asyncio.Task[None] | None = None
+        self._server_watches: list[asyncio.Task[None]] = []
 
     async def start(self, specs: Iterable[ProcessSpec]) -> None:
         """Start processes and watch them."""
@@ -138,12 +139,14 @@ class Supervisor:
 
     def keep(self, server: NatsServer) -> None:
         """Watch the server too: it is started again in place, so that clients reconnect by themselves."""
-        self._server_watch = asyncio.create_task(self._watch_server(server), name="watch-nats-server")
+        watch = asyncio.create_task(self._watch_server(server), name="watch-nats-server")
+        heal = asyncio.create_task(_heal(server), name="heal-nats-server")
+        self._server_watches = [watch, heal]
 
     def release_server(self) -> None:
         """Stop watching the server; its end is then the caller's business."""
-        if self._server_watch is not None:
-            self._server_watch.cancel()
+        for watch in self._server_watches:
+            watch.cancel()
 
     async def drain(self, kinds: Sequence[str] = ACTOR_KINDS, limit_s: float = DRAIN_LIMIT_S) -> None:
         """Tell kinds to end, one kind after the other in the given order, so that what one still sends is taken."""
@@ -231,6 +234,19 @@ class Supervisor:
         log.error("given up", why=decision.why, exit_code=decision.exit_code)
         if not self.given_up.done():
             self.given_up.set_result(decision)
+
+
+async def _heal(server: NatsServer) -> None:
+    """Have the server started again when it stores nothing more, as after a full disk, once there is room."""
+    told = ""
+    while True:
+        await asyncio.sleep(HEALTH_EVERY_S)
+        error = await server.write_error() if server.running else ""
+        if error and error != told:
+            log.error("the bus stores nothing more", error=error, room=server.has_room())
+        told = error
+        if error and server.has_room():
+            server.end()
 
 
 async def _is_set_within(event: asyncio.Event, seconds: float) -> bool:

@@ -5,13 +5,16 @@ from __future__ import annotations
 import asyncio
 import os
 import random
+import resource
 import signal
 import sys
 from pathlib import Path
 
+import nats
 import psutil
 import pytest
 
+from runtime import supervisor as supervisor_module
 from runtime.backoff import Backoff
 from runtime.restarts import Restarts
 from runtime.server import NatsServer
@@ -185,3 +188,28 @@ def test_the_last_words_of_a_logged_exception_are_its_own(tmp_path: Path):
     path = tmp_path / "a.log"
     path.write_text('{"event": "actor failed", "exception": "Traceback ...\\n  File x\\nValueError: no tensors"}\n')
     assert last_words(path) == "ValueError: no tensors"
+
+
+async def test_a_server_whose_write_failed_is_started_again_when_there_is_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervisor_module, "HEALTH_EVERY_S", 0.05)
+    server = NatsServer(tmp_path / "bus")
+    await server.start()
+    supervisor = Supervisor()
+    try:
+        nc = await nats.connect(server.url, reconnect_time_wait=0.05)
+        js = nc.jetstream()
+        await js.add_stream(name="s", subjects=["s"])
+        resource.prlimit(server.pid or 0, resource.RLIMIT_FSIZE, (4096, resource.RLIM_INFINITY))
+        with pytest.raises(TimeoutError):
+            await js.publish("s", b"x" * 5000, timeout=1)
+        assert "write error" in await server.write_error()
+        supervisor.keep(server)  # its next life has no such limit
+        await until(lambda: supervisor.server_restarts == 1)
+        assert await server.write_error() == ""
+        await js.publish("s", b"x" * 5000, timeout=10)
+        await nc.close()
+    finally:
+        supervisor.release_server()
+        await server.stop()
