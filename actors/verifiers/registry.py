@@ -126,5 +126,7 @@ def _options_error(kind: str, plugin: type[Verifier[Any]], error: ValidationErro
     if first["type"] == "extra_forbidden":
         known = ", ".join(plugin.Options.model_fields) or "no options"
         return f"verifier {kind!r} has no option {key!r}: it takes {known}"
-    found = "" if first["type"] == "missing" else f"; found {first['input']!r:.80}"
-    return f"verifier {kind!r}, option {key!r}: {first['msg']}{found}"
+    if first["type"] == "missing":
+        return f"verifier {kind!r} needs the option {key!r}"
+    message = first["msg"].removeprefix("Value error, ")
+    return f"verifier {kind!r}, option {key!r}: {message}; found {first['input']!r:.80}"

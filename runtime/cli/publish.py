@@ -248,17 +248,26 @@ def _progress(work: _Work) -> Iterator[Progress | None]:
 
 
 def _tell(report: PublishReport, run: str, seconds: float) -> int:
+    from runtime.errors import UserError
+
+    if not report.lines:
+        raise UserError("there was nothing to publish: not one line")
     for problem in report.problems:
         print(problem, file=sys.stderr)
     more = report.refused - len(report.problems)
     if more > 0:
         print(f"... and {more} more", file=sys.stderr)
-    parts = [f"published {report.published} tasks to {run} in {seconds:.1f} s"]
+    parts = [f"published {_counted(report.published, 'task')} to {run} in {seconds:.1f} s"]
     if report.already_there:
-        parts.append(f"{report.already_there} were there already")
+        parts.append(f"{report.already_there} {'was' if report.already_there == 1 else 'were'} there already")
     if report.conflicts:
-        parts.append(f"{report.conflicts} have the id of another task")
+        parts.append(f"{report.conflicts} {'has' if report.conflicts == 1 else 'have'} the id of another task")
     if report.rejected:
-        parts.append(f"{report.rejected} lines are no tasks")
+        none = "line is no task" if report.rejected == 1 else "lines are no tasks"
+        parts.append(f"{report.rejected} {none}")
     print("; ".join(parts))
     return EXIT_REFUSED if report.refused else 0
+
+
+def _counted(n: int, what: str) -> str:
+    return f"{n} {what}" if n == 1 else f"{n} {what}s"

@@ -172,6 +172,13 @@ async def test_the_command_publishes_a_file_names_its_bad_lines_and_exits_with_2
     assert "2 were there already" in out
 
 
+async def test_the_command_refuses_a_file_without_a_line(live: LiveBus, tmp_path: Path):
+    (tmp_path / "empty.jsonl").write_text("")
+    where = ("--domain", "sums", "--credentials", connection_file(live, tmp_path))
+    code, _, err = await command(tmp_path / "empty.jsonl", *where)
+    assert (code, err) == (2, "error: there was nothing to publish: not one line\n")
+
+
 async def test_the_command_publishes_a_source_by_the_rules_of_the_run(live: LiveBus, tmp_path: Path):
     user = connection_file(live, tmp_path)
     admin = await live.connect()
