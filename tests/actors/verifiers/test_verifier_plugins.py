@@ -71,7 +71,7 @@ def test_regex_matches_the_whole_response_unless_told_otherwise(response, option
     assert check(task("regex", None, **options), response).pass_rate == float(passes)
 
 
-SCHEMA = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"], "additionalProperties": False}
+SCHEMA = {"type": "object", "properties": {"n": {"type": "integer"}}, "needs the option": ["n"], "additionalProperties": False}
 
 
 @pytest.mark.parametrize(
@@ -145,8 +145,8 @@ def test_a_python_function_is_refused_without_trust():
         (task("exact", None), MissingAnswer, ("exact-task", "answer")),
         (task("numeric", tolerance=-1), BadVerifierOptions, ("numeric-task", "'tolerance'", "-1")),
         (task("numeric", extraction="first"), BadVerifierOptions, ("numeric-task", "'extraction'", "last_number")),
-        (task("regex", None), BadVerifierOptions, ("regex-task", "'pattern'", "required")),
-        (task("json_schema", None), BadVerifierOptions, ("json_schema-task", "'schema'", "required")),
+        (task("regex", None), BadVerifierOptions, ("regex-task", "'pattern'", "needs the option")),
+        (task("json_schema", None), BadVerifierOptions, ("json_schema-task", "'schema'", "needs the option")),
         (task("json_schema", None, schema={"type": "int"}), BadVerifierOptions, ("json_schema", "'schema'", "int")),
         (task("json_schema", None, schema={}, equals_answer=True), MissingAnswer, ("json_schema-task", "answer")),
         (task("reasoning_gym", dataset="no_such"), BadVerifierOptions, ("'dataset'", "no_such")),
