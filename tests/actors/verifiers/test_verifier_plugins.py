@@ -71,7 +71,7 @@ def test_regex_matches_the_whole_response_unless_told_otherwise(response, option
     assert check(task("regex", None, **options), response).pass_rate == float(passes)
 
 
-SCHEMA = {"type": "object", "properties": {"n": {"type": "integer"}}, "needs the option": ["n"], "additionalProperties": False}
+SCHEMA = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"], "additionalProperties": False}
 
 
 @pytest.mark.parametrize(
