@@ -332,8 +332,8 @@ class Launcher:
             "server_restarts": self._supervisor.server_restarts if self._supervisor is not None else 0,
             "alerts": self.facts.n_alerts,
         }
-        write_whole(self.folder.summary, json.dumps(ending, indent=2) + "\n")
         try:
+            write_whole(self.folder.summary, json.dumps(ending, indent=2) + "\n")
             report = importlib.import_module("ops.report").write(self.folder.path)
         except Exception as error:
             log.exception("no report")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -46,6 +46,7 @@ class Recorder:
         self.history = history
         self.facts = facts or Facts()
         self._files: dict[str, IO[str]] = {}
+        self._unwritten: set[str] = set()
         self._beats: dict[str, _LastBeats] = {}
         self._tasks: list[asyncio.Task[None]] = []
         self._read_to: dict[str, int] = {}
@@ -98,8 +99,11 @@ class Recorder:
         for last in self._beats.values():
             if last.newest is not last.written:
                 self._write(HEARTBEATS, last.newest, last.newest.sent_s)
-        for file in self._files.values():
-            file.close()
+        for name, file in self._files.items():
+            try:
+                file.close()
+            except OSError as error:
+                log.error("history not written to its end", file=name, error=str(error))
 
     def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
         self._tasks.append(asyncio.create_task(work, name=name))
@@ -108,8 +112,7 @@ class Recorder:
         async for received in self.bus.follow(topic, "all"):
             for record in received.records:
                 self._take(topic, record, received.time_s)
-            if topic.name in self._files:
-                self._files[topic.name].flush()
+            self._flush(topic)
             async with self._read:
                 self._read_to[topic.name] = received.seq
                 self._read.notify_all()
@@ -133,7 +136,21 @@ class Recorder:
 
     def _write(self, topic: Topic, record: Record, stored_s: float) -> None:
         if topic.name in self._files:
-            self._files[topic.name].write(as_line(record, stored_s))
+            self._try(topic, lambda file: file.write(as_line(record, stored_s)))
+
+    def _flush(self, topic: Topic) -> None:
+        if topic.name in self._files:
+            self._try(topic, lambda file: file.flush())
+
+    def _try(self, topic: Topic, work: Callable[[IO[str]], object]) -> None:
+        """A disk without room costs lines of the history, which are made again at the next start; never the facts."""
+        try:
+            work(self._files[topic.name])
+            self._unwritten.discard(topic.name)
+        except OSError as error:
+            if topic.name not in self._unwritten:
+                log.error("history not written", file=topic.name, error=str(error))
+            self._unwritten.add(topic.name)
 
     async def _poll_queues(self) -> None:
         while True:

@@ -130,9 +130,21 @@ class RunFolder:
         return self.path / "summary.json"
 
     def create(self) -> None:
-        """Make the folder and its parts; harmless when they are there."""
-        for folder in (self.path, self.logs, self.telemetry, self.weights, self.checkpoints, self.history):
-            folder.mkdir(parents=True, exist_ok=True)
+        """Make the folder and its parts; harmless when they are there.
+
+        Raises:
+            UserError: they can not be made, or not be written.
+        """
+        try:
+            for folder in (self.path, self.logs, self.telemetry, self.weights, self.checkpoints, self.history):
+                folder.mkdir(parents=True, exist_ok=True)
+            write_whole(self.path / ".room", "x" * 4096)
+            (self.path / ".room").unlink()
+        except OSError as error:
+            raise UserError(
+                f"the run folder {self.path} can not be written: {error.strerror or error}; "
+                "make room there, or set run.dir to another folder"
+            ) from error
 
     def config(self) -> RunConfig:
         """The resolved configuration.

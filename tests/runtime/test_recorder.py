@@ -132,3 +132,15 @@ def test_heartbeats_that_a_crash_cut_off_are_passed_over(tmp_path: Path):
     whole = as_line(beat("learner-0"), NOW_S)
     path.write_text(whole + whole[: len(whole) // 2])
     assert len(read_heartbeats(path)) == 1
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
+async def test_a_full_disk_costs_lines_of_the_history_and_never_the_facts(live: LiveBus, tmp_path: Path):
+    await fill(live)
+    (tmp_path / "steps.jsonl").symlink_to("/dev/full")
+    recorder = await recorded(live, tmp_path)
+    await (await live.connect()).publish(STEPS, [step(4)], "1")
+    await recorder.catch_up()
+    await recorder.stop()
+    assert recorder.facts.version == 4
+    assert lines(tmp_path / "outcomes.jsonl")[0]["group_id"] == "g1"
