@@ -12,9 +12,7 @@ from runtime.runfolder import RunFolder
 
 def test_a_folder_that_can_not_be_made_is_one_clear_line(tmp_path: Path) -> None:
     (tmp_path / "runs").write_text("a file where the folder of runs should be")
-    with pytest.raises(
-        UserError, match=r"runs/r can not be written: .*; make room there, or set run.dir"
-    ):
+    with pytest.raises(UserError, match=r"runs/r can not be written: .*; make room there, or set run.dir"):
         RunFolder(tmp_path / "runs" / "r").create()
 
 
@@ -24,9 +22,3 @@ def test_making_it_twice_is_harmless_and_leaves_nothing_beside_its_parts(tmp_pat
     folder.create()
     parts = {"checkpoints", "history", "logs", "telemetry", "weights"}
     assert {path.name for path in folder.path.iterdir()} == parts
-        "checkpoints",
-        "history",
-        "logs",
-        "telemetry",
-        "weights",
-    ]
