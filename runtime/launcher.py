@@ -88,7 +88,6 @@ class Launcher:
         with self.folder.hold():
             self._configure_logs()
             self.folder.write_config(self.config, self.run_file.read_text(encoding="utf-8"))
-            self.folder.point_latest()
             self._listen_to_signals()
             code = await self._with_bus()
         headline = self._write_report(code)
@@ -107,6 +106,7 @@ class Launcher:
 
     async def _with_bus(self) -> int:
         async with self._bus() as bus:
+            self.folder.point_latest()  # not before: a run that does not come up is not what people mean
             self._supervisor = Supervisor()
             if self._server is not None:
                 self._supervisor.keep(self._server)
