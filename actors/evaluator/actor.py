@@ -41,7 +41,7 @@ class Evaluator(Actor):
         self.gate = weights.VersionGate()
         domains = sorted(context.run.domains)
         self.domains = [name for i, name in enumerate(domains) if i % context.count == context.index % context.count]
-        self._wanted: asyncio.Queue[WeightManifest] = asyncio.Queue()
+        self._wanted: asyncio.Queue[tuple[WeightManifest, memoryview | None]] = asyncio.Queue()
         self._queued = (-1, -1)
 
     async def start(self) -> None:
@@ -76,36 +76,44 @@ class Evaluator(Actor):
 
     @follows(WEIGHTS, start="all")
     async def on_weights(self, received: Received) -> None:
-        """Remember a version to score. Its file may be gone by the time; then a later one is scored instead."""
+        """Take a version to score, bytes and all: its file may be gone when its turn comes."""
         manifest: WeightManifest = received.record
         mark = (manifest.epoch, manifest.version)
-        if mark > self._queued and self.wants(manifest.version):
-            self._queued = mark
-            self._wanted.put_nowait(manifest)
+        if mark <= self._queued or not self.wants(manifest.version):
+            return
+        self._queued = mark
+        payload = None
+        if manifest.version > 0:  # version 0 is the policy folder's
+            try:
+                payload, _ = await weights.fetch(self.bus, manifest, self.context.host)
+            except WeightsRefused as error:
+                self._not_scored(manifest, error)
+                return
+        self._wanted.put_nowait((manifest, payload))
 
     async def _evaluate(self) -> None:
         while True:
-            manifest = await self._wanted.get()
+            manifest, payload = await self._wanted.get()
             await self.unpaused.wait()
             if not self._wanted.empty() and not self.is_full(manifest.version):
                 continue  # late already: the next one matters more
             try:
-                await self.engine.load_weights(await self._tensors(manifest), manifest.epoch, manifest.version)
-            except (WeightsRefused, DamagedWeights, EngineError) as error:
-                self.counters["weights_refused"] += 1
-                self.log.warning("version not scored", version=manifest.version, error=str(error))
+                tensors = await self._start_tensors() if payload is None else from_bytes(payload)
+                await self.engine.load_weights(tensors, manifest.epoch, manifest.version)
+            except (DamagedWeights, EngineError) as error:
+                self._not_scored(manifest, error)
                 continue
             self.gate.passed(manifest)
             await self._score_domains(manifest)
 
-    async def _tensors(self, manifest: WeightManifest) -> dict[str, torch.Tensor]:
-        """A version's tensors; those of version 0 are the policy folder's, however long ago they were broadcast."""
-        if manifest.version == 0:
-            path, device = self.context.run.policy.path, self.context.run.policy.device
-            policy = await asyncio.to_thread(load_policy, path, device, self.context.run.policy.dtype)
-            return policy.named_tensors()
-        payload, _ = await weights.fetch(self.bus, manifest, self.context.host)
-        return from_bytes(payload)
+    def _not_scored(self, manifest: WeightManifest, error: Exception) -> None:
+        self.counters["weights_refused"] += 1
+        self.log.warning("version not scored", version=manifest.version, error=str(error))
+
+    async def _start_tensors(self) -> dict[str, torch.Tensor]:
+        policy = self.context.run.policy
+        loaded = await asyncio.to_thread(load_policy, policy.path, policy.device, policy.dtype)
+        return loaded.named_tensors()
 
     async def _score_domains(self, manifest: WeightManifest) -> None:
         full = self.is_full(manifest.version)
