@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from ops.bench.trial import run_once, scratch, steps_of, trained_per_s
+from ops.bench._trial import run_once, scratch, steps_of, trained_per_s
 
 LAGS = (0, 1, 2, 4)
 

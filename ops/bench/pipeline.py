@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from ops.bench.trial import run_once, scratch, steps_of, trained_per_s
+from ops.bench._trial import run_once, scratch, steps_of, trained_per_s
 
 
 def run(steps: int = 40, group_size: int = 16, groups_per_batch: int = 32) -> dict[str, Any]:
@@ -37,7 +37,7 @@ def run(steps: int = 40, group_size: int = 16, groups_per_batch: int = 32) -> di
 def _only_domain(changes: dict[str, Any]) -> dict[str, Any]:
     import tomllib
 
-    from ops.bench.trial import DEMO
+    from ops.bench._trial import DEMO
 
     others: dict[str, Any] = dict.fromkeys(tomllib.loads(DEMO.read_text())["domains"])
     return changes | {"domains": others | changes["domains"]}

@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from ops.bench.trial import DEMO, run_once, scratch
+from ops.bench._trial import DEMO, run_once, scratch
 
 
 def run(seeds: tuple[int, ...] = (0, 1, 2), keep: Path | None = None, steps: int | None = None) -> list[dict[str, Any]]:

@@ -12,7 +12,7 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
-from ops.bench.trial import DEMO, run_once, scratch, steps_of, trained_per_s
+from ops.bench._trial import DEMO, run_once, scratch, steps_of, trained_per_s
 
 SKIPPED_STEPS = 3
 

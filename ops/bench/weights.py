@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from ops.bench.trial import scratch
+from ops.bench._trial import scratch
 
 SIZES_MIB = (4, 64, 256)
 

@@ -48,8 +48,8 @@ def _root(version: bool = typer.Option(False, "--version", help="Show the versio
         raise typer.Exit
 
 
-def _add(panel: str, name: str, function: Any) -> None:
-    app.command(name, rich_help_panel=panel, epilog=epilog(function))(function)
+def _add(panel: str, name: str, function: Any, **settings: Any) -> None:
+    app.command(name, rich_help_panel=panel, epilog=epilog(function), context_settings=settings or None)(function)
 
 
 _add(RUN, "demo", up.demo)
@@ -69,7 +69,7 @@ _add(MODELS, "export", model.export)
 _add(MODELS, "eval", model.evaluate)
 app.add_typer(fetch.app, name="model", rich_help_panel=MODELS)
 _add(MACHINE, "doctor", doctor.doctor)
-_add(MACHINE, "bench", bench.bench)
+_add(MACHINE, "bench", bench.bench, allow_extra_args=True, ignore_unknown_options=True)
 
 
 def main(argv: list[str] | None = None) -> None:

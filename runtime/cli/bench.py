@@ -10,7 +10,7 @@ import typer
 from runtime.cli.text import examples
 
 
-@examples("busrl bench", "busrl bench codec", "busrl bench generator -- --help")
+@examples("busrl bench", "busrl bench codec", "busrl bench overlap --steps 24", "busrl bench generator -- --help")
 def bench(
     context: typer.Context,
     name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="Which; none lists them.")] = None,
