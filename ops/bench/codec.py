@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import timeit
 from typing import Any
 
@@ -77,6 +78,7 @@ def table(results: list[dict[str, Any]]) -> str:
 
 def main() -> None:
     """Measure and print."""
+    argparse.ArgumentParser(description=__doc__).parse_args()
     print(table(run()))
 
 
