@@ -6,6 +6,7 @@ A knob that would do nothing is an error here, never silence.
 from __future__ import annotations
 
 import importlib
+import json
 from collections.abc import Callable, Iterator
 from importlib.machinery import PathFinder
 from importlib.metadata import entry_points
@@ -50,6 +51,23 @@ def _policy(config: RunConfig) -> Iterator[str]:
         yield f"policy.path: there is no folder {path}"
     elif not (path / "config.json").is_file():
         yield f"policy.path: {path} is not a Hugging Face model folder (there is no config.json in it)"
+    else:
+        context = _context_length(path / "config.json")
+        if context is not None and config.sampling.max_tokens >= context:
+            yield (
+                f"sampling.max_tokens: found {config.sampling.max_tokens}, but the policy's context is {context} tokens, "
+                "prompt included; leave room for the prompt"
+            )
+
+
+def _context_length(file: Path) -> int | None:
+    """What the model's configuration says of its context, in tokens; None where it does not."""
+    try:
+        found = json.loads(file.read_text())
+    except (OSError, ValueError):
+        return None
+    known = [found.get(key) for key in ("max_position_embeddings", "n_positions")] if isinstance(found, dict) else []
+    return next((length for length in known if isinstance(length, int)), None)
 
 
 def _training(config: RunConfig) -> Iterator[str]:
