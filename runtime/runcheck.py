@@ -55,8 +55,8 @@ def _policy(config: RunConfig) -> Iterator[str]:
         context = _context_length(path / "config.json")
         if context is not None and config.sampling.max_tokens >= context:
             yield (
-                f"sampling.max_tokens: found {config.sampling.max_tokens}, but the policy's context is {context} tokens, "
-                "prompt included; leave room for the prompt"
+                f"sampling.max_tokens: found {config.sampling.max_tokens}, but the policy's context is {context} tokens "
+                "with the prompt; leave room for it"
             )
 
 
