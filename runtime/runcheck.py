@@ -55,7 +55,7 @@ def _policy(config: RunConfig) -> Iterator[str]:
         context = _context_length(path / "config.json")
         if context is not None and config.sampling.max_tokens >= context:
             yield (
-                f"sampling.max_tokens: found {config.sampling.max_tokens}, but the policy's context is {context} tokens "
+                f"sampling.max_tokens: found {config.sampling.max_tokens}, the policy's context is {context} tokens "
                 "with the prompt; leave room for it"
             )
 

@@ -282,4 +282,4 @@ def test_the_demo_has_its_policy():
 def test_samples_that_fill_the_whole_context_are_refused(folder: Path) -> None:
     (folder / "policy" / "config.json").write_text('{"max_position_embeddings": 64}')
     message = refused(folder, f"{MINIMAL}[sampling]\nmax_tokens = 64\n")
-    assert message.startswith("sampling.max_tokens: found 64, but the policy's context is 64 tokens")
+    assert message.startswith("sampling.max_tokens: found 64, the policy's context is 64 tokens")
