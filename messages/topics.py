@@ -20,6 +20,7 @@ GIB = 1 << 30
 DAY_S = 86_400
 
 EVERY_ACTOR = ("curriculum", "generator", "verifier", "reward", "replay", "learner", "evaluator")
+"""Every kind of actor, in the order of a task's way, which is also the order in which they drain."""
 USER = "user"
 """The credentials of a person with the CLI: publishes tasks, reads everything, replays dead letters."""
 

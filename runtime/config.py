@@ -13,11 +13,12 @@ from pydantic import BaseModel, ConfigDict, Field, SerializeAsAny, StringConstra
 
 from messages.record import Name
 from messages.task import VerifierSpec
+from messages.topics import EVERY_ACTOR
 
 GIB = 1 << 30
 EMBEDDED = "embedded"
 
-ACTOR_KINDS = ("curriculum", "generator", "verifier", "reward", "replay", "learner", "evaluator")
+ACTOR_KINDS = EVERY_ACTOR
 """Every kind of actor of a run, in the order in which they drain."""
 
 
